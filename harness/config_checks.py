@@ -1,0 +1,135 @@
+"""What must hold of a configuration: ranges, choices and rules between keys, all reported at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harness.config import (
+    HfTokenizerConfig,
+    JsonlCorpusConfig,
+    PrepareScriptConfig,
+    TextCorpusConfig,
+    TrainConfig,
+    get,
+    total_steps,
+)
+from harness.errors import UserError
+
+# key -> (smallest, largest, what it is); null is allowed wherever the dataclass allows it.
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "prepare.shard_tokens": (1, 2**40, "tokens a shard"),
+    "prepare.val_fraction": (0.0, 0.999, "a share of the documents"),
+    "prepare.max_document_tokens": (1, math.inf, "tokens a document"),
+    "prepare.workers": (1, 1024, "processes"),
+    "prepare.max_bad_fraction": (0.0, 1.0, "a share of the documents"),
+    "loader.seq_len": (1, 2**24, "tokens a sequence"),
+    "loader.batch_size": (1, 2**24, "sequences an optimizer step"),
+    "loader.seed": (0, 2**63 - 1, "a seed"),
+    "loader.prefetch": (0, 4096, "batches ahead"),
+    "model.n_layer": (1, 10_000, "layers"),
+    "model.n_head": (1, 10_000, "heads"),
+    "model.n_embd": (1, 2**20, "channels"),
+    "model.dropout": (0.0, 0.999, "a probability"),
+    "optimizer.lr": (0.0, 1e3, "a learning rate"),
+    "optimizer.weight_decay": (0.0, 1e3, "a weight decay"),
+    "schedule.warmup_steps": (0, math.inf, "steps"),
+    "schedule.total_steps": (1, math.inf, "steps"),
+    "schedule.min_lr_ratio": (0.0, 1.0, "a share of optimizer.lr"),
+    "schedule.decay_fraction": (0.0, 1.0, "a share of the steps"),
+    "tracker.init_timeout": (0.1, 3600, "seconds"),
+    "tracker.finish_timeout": (0.1, 86_400, "seconds"),
+    "trainer.max_steps": (1, math.inf, "steps"),
+    "trainer.max_tokens": (1, math.inf, "tokens"),
+    "trainer.micro_batch_size": (1, 2**24, "sequences a device takes at once"),
+    "trainer.grad_clip": (0.0, math.inf, "a gradient norm, 0 for none"),
+    "trainer.log_interval": (1, math.inf, "steps"),
+    "evaluation.interval": (1, math.inf, "steps"),
+    "evaluation.tokens": (1, math.inf, "target tokens"),
+    "evaluation.sample_tokens": (0, 100_000, "tokens of sampled text, 0 for none"),
+    "checkpoint.interval": (1, math.inf, "steps"),
+    "seed": (0, 2**63 - 1, "a seed"),
+}
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "tracker.mode": ("auto", "online", "offline"),
+    "precision": ("auto", "bf16", "float32"),
+    "compile": ("auto", True, False),
+}
+
+
+def validate(config: TrainConfig | PrepareScriptConfig) -> None:
+    """Check every range and cross-field rule; raise one `UserError` that lists all problems."""
+    problems = _range_problems(config) + _corpus_problems(config)
+    if isinstance(config, TrainConfig):
+        problems += _training_problems(config)
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise UserError(f"{count} in the configuration:\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+def _range_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
+    problems = []
+    for key, (low, high, meaning) in _RANGES.items():
+        value = get(config, key)
+        if value is None:
+            continue
+        if not (math.isfinite(value) and low <= value <= high):
+            limits = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+            problems.append(f"{key}={value} must be {limits} ({meaning})")
+    for key, choices in _CHOICES.items():
+        value = get(config, key)
+        if value is not None and not any(
+            value is c or (value == c and type(value) is type(c)) for c in choices
+        ):
+            problems.append(f"{key}={value} must be one of {', '.join(str(c).lower() for c in choices)}")
+    return problems
+
+
+def _corpus_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
+    problems = []
+    if isinstance(config.corpus, TextCorpusConfig | JsonlCorpusConfig):
+        path = config.corpus.path
+        paths = path if isinstance(path, list) else [path]
+        if not paths or not all(isinstance(item, str) and item for item in paths):
+            problems.append(
+                f"corpus.path={path} must be a file, a folder or a list of them: "
+                f"corpus={config.corpus.name} corpus.path=FOLDER"
+            )
+    if isinstance(config.tokenizer, HfTokenizerConfig) and config.tokenizer.path is None:
+        problems.append("tokenizer.path is needed: tokenizer=hf tokenizer.path=FOLDER/tokenizer.json")
+    return problems
+
+
+def _training_problems(config: TrainConfig) -> list[str]:
+    problems = []
+    model, loader, trainer, schedule = config.model, config.loader, config.trainer, config.schedule
+    if model.n_head > 0 and model.n_embd % model.n_head:
+        problems.append(
+            f"model.n_embd={model.n_embd} must be a multiple of model.n_head={model.n_head}: "
+            "each head takes an equal share of the channels"
+        )
+    micro = trainer.micro_batch_size
+    if micro is not None and micro > 0 and loader.batch_size % micro:
+        problems.append(
+            f"loader.batch_size={loader.batch_size} must be a multiple of "
+            f"trainer.micro_batch_size={micro}: a step is whole micro-batches"
+        )
+    if (trainer.max_steps is None) == (trainer.max_tokens is None):
+        problems.append(
+            f"trainer.max_steps={trainer.max_steps} and trainer.max_tokens={trainer.max_tokens}: "
+            "set one of them, it is the budget, and leave the other null"
+        )
+    elif loader.batch_size > 0 and loader.seq_len > 0:
+        steps = schedule.total_steps or total_steps(config)
+        if schedule.warmup_steps > steps:
+            problems.append(
+                f"schedule.warmup_steps={schedule.warmup_steps} is more than the schedule's {steps} steps: "
+                f"use schedule.warmup_steps<={steps} or a larger budget"
+            )
+    betas = config.optimizer.betas
+    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+        problems.append(f"optimizer.betas={betas} must be two numbers in [0, 1), such as [0.9,0.95]")
+    if not (config.device in ("auto", "cpu", "cuda") or config.device.startswith("cuda:")):
+        problems.append(f"device={config.device} must be auto, cpu, cuda or cuda:N")
+    return problems

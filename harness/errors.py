@@ -1,0 +1,21 @@
+"""The one exception a user can cause.
+
+Every message follows one form: what is wrong, with both values; why it matters; the
+override or command that mends it. The entry points turn a `UserError` into exit code 2
+without a traceback; anything else is a fault of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the user can mend: a bad config, a damaged file, a missing set."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean X?"` for the closest known word, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
