@@ -1,0 +1,64 @@
+"""The optimizer, and the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from harness.config import OptimizerConfig, ScheduleConfig, WsdScheduleConfig
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def make_optimizer(
+    model: nn.Module, config: OptimizerConfig, device: torch.device | str
+) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters, fused on CUDA and CPU.
+
+    Two groups: matrices and embeddings with `weight_decay`, then biases and norms without.
+    The groups' `lr` is a placeholder: the trainer sets it before each step by `lr_at`.
+    """
+    import torch
+
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    beta1, beta2 = config.betas
+    fused = torch.device(device).type in ("cuda", "cpu")
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2), fused=fused)
+
+
+def lr_at(step: int, lr: float, schedule: ScheduleConfig, total_steps: int) -> float:
+    """The learning rate of optimizer step `step`; the first step is 1.
+
+    `lr` is the peak. Step k of W warm-up steps has `lr * k / W`. Then `cosine` falls to
+    `lr * min_lr_ratio` at `total_steps`, `wsd` stays and falls linearly to it over the last
+    `decay_fraction` of all steps, `constant` stays. Past `total_steps` the last value stays.
+    """
+    assert step >= 1, step
+    step = min(step, total_steps)
+    warmup = schedule.warmup_steps
+    if step <= warmup:
+        return lr * (step / warmup)  # in this order the last warm-up step has exactly lr
+    return lr * _factor(step, warmup, schedule, total_steps)
+
+
+def _factor(step: int, warmup: int, schedule: ScheduleConfig, total_steps: int) -> float:
+    low = schedule.min_lr_ratio
+    if schedule.name == "constant":
+        return 1.0
+    if schedule.name == "cosine":
+        progress = (step - warmup) / (total_steps - warmup)
+        return low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if isinstance(schedule, WsdScheduleConfig):
+        # A decay that would begin inside the warm-up begins at its end.
+        start = max(warmup, total_steps - round(schedule.decay_fraction * total_steps))
+        if step <= start:
+            return 1.0
+        return low + (1.0 - low) * (total_steps - step) / (total_steps - start)
+    raise UserError(f"schedule.name={schedule.name} must be one of cosine, wsd, constant")
