@@ -75,7 +75,7 @@ def _range_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
         if value is None:
             continue
         if not (math.isfinite(value) and low <= value <= high):
-            limits = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+            limits = f"at least {low:,}" if math.isinf(high) else f"between {low:,} and {high:,}"
             problems.append(f"{key}={value} must be {limits} ({meaning})")
     for key, choices in _CHOICES.items():
         value = get(config, key)

@@ -1,0 +1,249 @@
+"""A step on disk: written whole or not at all, readable by eye, refused when a single bit has changed.
+
+    step-00000200/   model.safetensors  optimizer.pt  rng.pt  loader.json  trainer.json  config.yaml
+                     checkpoint.json    written last: the other files with their sizes and SHA-256
+
+A step is built as `step-N.tmp`, every file and folder fsynced, then renamed. torch is imported only where
+tensors are read or written, so finding a checkpoint costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from harness.errors import UserError
+from harness.files import fsync_dir, sha256_file, write_atomic
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT_VERSION = 1
+MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.pt", "rng.pt"
+LOADER, TRAINER, CONFIG = "loader.json", "trainer.json", "config.yaml"
+FILES = (MODEL, OPTIMIZER, RNG, LOADER, TRAINER, CONFIG)
+_INDEX = "checkpoint.json"
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint whose files have all been checked against its index."""
+
+    path: Path
+    step: int
+    trainer: dict[str, Any]
+    loader: dict[str, Any]
+    config: dict[str, Any]
+
+    @property
+    def run_dir(self) -> Path:
+        return self.path.parent.parent
+
+    def model_state(self) -> dict[str, Tensor]:
+        from safetensors.torch import load_file
+
+        return load_file(self.path / MODEL)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return _load_pt(self.path / OPTIMIZER)
+
+    def rng_state(self) -> dict[str, Any]:
+        return _load_pt(self.path / RNG)
+
+
+def _load_pt(path: Path) -> dict[str, Any]:
+    import torch
+
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def checkpoints_dir(run_dir: Path) -> Path:
+    return run_dir / "checkpoints"
+
+
+def step_dir(run_dir: Path, step: int) -> Path:
+    return checkpoints_dir(run_dir) / f"step-{step:08d}"
+
+
+def complete_steps(run_dir: Path) -> list[int]:
+    """The steps that were saved whole, ascending."""
+    folder = checkpoints_dir(run_dir)
+    if not folder.is_dir():
+        return []
+    names = [match for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
+    return sorted(int(match[1]) for match in names if (folder / match[0] / _INDEX).is_file())
+
+
+def find(path: Path) -> Path:
+    """The checkpoint that `resume=PATH` means: PATH itself, or the newest complete one of a run directory."""
+    if not path.is_dir():
+        what = "is a file, not a folder" if path.exists() else "does not exist"
+        raise UserError(
+            f"resume={path} {what}. Give a run directory, or one of its checkpoints/step-N folders."
+        )
+    if (path / _INDEX).is_file():
+        return path
+    steps = complete_steps(path)
+    if steps:
+        return step_dir(path, steps[-1])
+    if _STEP.fullmatch(path.name):
+        raise UserError(
+            f"{path} is not a complete checkpoint: {_INDEX}, which is written last, is missing. "
+            + _others(path)
+        )
+    raise UserError(
+        f"resume={path}: no complete checkpoint there: neither {_INDEX} nor checkpoints/step-N/{_INDEX}. "
+        "Give a run directory or one of its checkpoints/step-N folders."
+    )
+
+
+def _others(path: Path) -> str:
+    steps = [
+        step for step in complete_steps(path.parent.parent) if step_dir(path.parent.parent, step) != path
+    ]
+    return (
+        f"Use resume={step_dir(path.parent.parent, steps[-1])}"
+        if steps
+        else "The run has no other checkpoint."
+    )
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Check every file's size and SHA-256 against the index, then read the small ones.
+
+    Raises `UserError` naming the file and both values for anything missing, cut, changed or foreign.
+    """
+    index = _read_index(path)
+    for name in FILES:
+        _check_file(path / name, index["files"][name])
+    trainer, loader = _read_json(path / TRAINER), _read_json(path / LOADER)
+    config = yaml.safe_load((path / CONFIG).read_text())
+    if trainer.get("step") != index["step"]:
+        raise UserError(
+            f"{path / TRAINER}: step {trainer.get('step')}, but {_INDEX} says {index['step']}. "
+            + _others(path)
+        )
+    return Checkpoint(path, index["step"], trainer, loader, config)
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    file = path / _INDEX
+    index = _read_json(file)
+    if index.get("format_version") != FORMAT_VERSION:
+        raise UserError(
+            f"{file}: format_version {index.get('format_version')!r}, this harness reads {FORMAT_VERSION}"
+        )
+    entries, step = index.get("files"), index.get("step")
+    if (
+        type(step) is not int
+        or step < 0
+        or not isinstance(entries, dict)
+        or set(index) != {"format_version", "step", "files"}
+    ):
+        raise UserError(
+            f"{file} is not an index of this harness: it must hold format_version, step and files. "
+            + _others(path)
+        )
+    if set(entries) != set(FILES):
+        raise UserError(
+            f"{file} names {', '.join(sorted(map(str, entries)))}; expected {', '.join(sorted(FILES))}. "
+            + _others(path)
+        )
+    for name, entry in entries.items():
+        if (
+            not isinstance(entry, dict)
+            or set(entry) != {"bytes", "sha256"}
+            or type(entry["bytes"]) is not int
+        ):
+            raise UserError(
+                f"{file}: the entry of {name} must hold bytes and sha256, not {entry!r}. {_others(path)}"
+            )
+    return index
+
+
+def _check_file(path: Path, entry: dict[str, Any]) -> None:
+    if not path.is_file():
+        raise UserError(
+            f"{path} is missing, but {_INDEX} names it ({entry['bytes']} bytes). {_others(path.parent)}"
+        )
+    size = path.stat().st_size
+    if size != entry["bytes"]:
+        raise UserError(
+            f"{path} has {size} bytes, {_INDEX} says {entry['bytes']}: the file is damaged. "
+            + _others(path.parent)
+        )
+    digest = sha256_file(path)
+    if digest != entry["sha256"]:
+        raise UserError(
+            f"{path}: SHA-256 is {digest}, {_INDEX} says {entry['sha256']}: the file is damaged. "
+            + _others(path.parent)
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error}). {_others(path.parent)}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold a JSON object, not {type(value).__name__}. {_others(path.parent)}")
+    return value
+
+
+def save(
+    run_dir: Path,
+    *,
+    model: dict[str, Tensor],
+    optimizer: dict[str, Any],
+    rng: dict[str, Any],
+    loader: dict[str, Any],
+    trainer: dict[str, Any],
+    config: dict[str, Any],
+) -> Path:
+    """Write the step `trainer["step"]`; one that is already saved is left as it is. Returns its folder."""
+    import torch
+    from safetensors.torch import save_file
+
+    target = step_dir(run_dir, trainer["step"])
+    if (target / _INDEX).is_file():
+        return target
+    temporary = target.with_name(target.name + ".tmp")
+    for leftover in (temporary, target):  # of a writer that was killed: without an index it is no checkpoint
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    temporary.mkdir(parents=True)
+    writers: dict[str, Callable[[Path], Any]] = {
+        MODEL: lambda path: save_file(model, path),
+        OPTIMIZER: lambda path: torch.save(optimizer, path),
+        RNG: lambda path: torch.save(rng, path),
+        LOADER: lambda path: path.write_text(json.dumps(loader, indent=2) + "\n"),
+        TRAINER: lambda path: path.write_text(json.dumps(trainer, indent=2, allow_nan=False) + "\n"),
+        CONFIG: lambda path: path.write_text(yaml.safe_dump(config, sort_keys=False)),
+    }
+    entries = {}
+    for name in FILES:
+        path = temporary / name
+        writers[name](path)
+        _fsync(path)
+        entries[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    index = {"format_version": FORMAT_VERSION, "step": trainer["step"], "files": entries}
+    write_atomic(temporary / _INDEX, json.dumps(index, indent=2) + "\n")
+    os.rename(temporary, target)
+    fsync_dir(target.parent)
+    write_atomic(target.parent / "latest", target.name + "\n")
+    return target
+
+
+def _fsync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

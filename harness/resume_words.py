@@ -1,0 +1,86 @@
+"""`resume=PATH|auto` before Hydra composes: the run's own words are replayed, then the new ones.
+
+A checkpoint that is the run's newest goes on in the run's directory. Any other one, or one resumed under
+another `run.name`, starts a branch: a new directory, the original stays as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness import checkpoint, overrides
+from harness.config import PATH_KEYS
+from harness.errors import UserError
+from harness.overrides import CommandLine, key_of
+
+
+def prepare(line: CommandLine) -> CommandLine:
+    """The command line with a resumed run's overrides in it; unchanged where nothing is resumed."""
+    word = overrides.value_of(line.overrides, "resume")
+    if word in (None, "null", ""):
+        return line
+    assert word is not None
+    if line.multirun:
+        raise UserError(f"resume={word} goes on with one run and cannot be swept: drop -m")
+    target = overrides.run_directory(line.overrides)
+    if word == "auto":
+        if target is None:
+            raise UserError("resume=auto needs to know which run: add run.name=NAME or hydra.run.dir=FOLDER")
+        if not checkpoint.complete_steps(target):
+            return CommandLine(line.flags, [*_without_resume(line.overrides), "resume=auto"])
+        path = checkpoint.find(target)
+    else:
+        path = checkpoint.find(Path(word).expanduser().absolute())
+    return _replayed(line, path, target)
+
+
+def _replayed(line: CommandLine, path: Path, target: Path | None) -> CommandLine:
+    run_dir = path.parent.parent
+    composed = _read_yaml(run_dir / ".hydra" / "hydra.yaml", dict)["hydra"]
+    old = _read_yaml(run_dir / ".hydra" / "overrides.yaml", list)
+    config = _read_yaml(run_dir / "config.yaml", dict)
+    places = overrides.path_overrides({key: _value(config, key) for key in PATH_KEYS})
+    words = overrides.replay(old, _without_resume(line.overrides), places)
+    newest = checkpoint.step_dir(run_dir, checkpoint.complete_steps(run_dir)[-1]) == path
+    if target is None and newest:
+        words.append(f"hydra.run.dir={overrides.quote(str(run_dir))}")
+    words += [f"resume={overrides.quote(str(path))}", "hydra.mode=RUN"]
+    return CommandLine([*_config_flags(line, composed), *line.flags], words)
+
+
+def _config_flags(line: CommandLine, composed: dict[str, Any]) -> list[str]:
+    """The run's `--config-dir` and `--config-name`, where it had them and the new command names none."""
+    flags = []
+    if line.flag_value("--config-dir", "-cd") is None:
+        for source in composed["runtime"]["config_sources"]:
+            if source["provider"] == "command-line":
+                flags += ["--config-dir", source["path"]]
+    name = composed["job"]["config_name"]
+    if name != "train" and line.flag_value("--config-name", "-cn") is None:
+        flags += ["--config-name", name]
+    return flags
+
+
+def _without_resume(words: list[str]) -> list[str]:
+    return [word for word in words if key_of(word) != "resume"]
+
+
+def _value(config: dict[str, Any], key: str) -> Any:
+    group, name = key.split(".")
+    return (config.get(group) or {}).get(name)
+
+
+def _read_yaml(path: Path, kind: type) -> Any:
+    try:
+        value = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}): it holds the words of the run to resume. "
+            "A checkpoint is resumed from inside its run directory."
+        ) from None
+    if not isinstance(value, kind):
+        raise UserError(f"{path} must hold a {kind.__name__}, not {type(value).__name__}")
+    return value
