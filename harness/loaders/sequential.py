@@ -1,0 +1,124 @@
+"""The token stream in file order: a cursor that advances by a batch and never wraps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.errors import UserError
+from harness.loaders.batch import Batch
+from harness.loaders.state import check_state
+from harness.storage import TokenStore
+
+FORMAT_VERSION = 1
+
+
+class TokenDataLoader:
+    """Batches of `batch_size * seq_len` consecutive tokens and one more, the last target.
+
+    `batch_size` is global: rank r of W gets rows `[r*B/W, (r+1)*B/W)`, and the cursor is the same on every
+    rank. Raises `UserError` where the split is too small for one batch.
+    """
+
+    def __init__(
+        self, dataset: TokenStore, batch_size: int, seq_len: int, *, rank: int = 0, world_size: int = 1
+    ) -> None:
+        check_sizes(batch_size, seq_len, rank, world_size)
+        if dataset.total_tokens < batch_size * seq_len + 1:
+            raise _too_small(dataset, batch_size, seq_len)
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.seq_len = seq_len
+        self._rows = batch_size // world_size
+        self._shift = rank * self._rows * seq_len
+        self._position = 0
+
+    @property
+    def position(self) -> int:
+        """Tokens consumed of this epoch, over all ranks."""
+        return self._position
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches from the start of the stream to its end."""
+        return (self.dataset.total_tokens - 1) // (self.batch_size * self.seq_len)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Targets at the end of the stream that do not fill a batch."""
+        return (self.dataset.total_tokens - 1) % (self.batch_size * self.seq_len)
+
+    def next_batch(self) -> Batch:
+        """This rank's rows of the next global batch, int64 `(B/W, T)`, and the cursor after it.
+
+        Raises StopIteration, before anything is read, where fewer than `B*T + 1` tokens are left.
+        """
+        size = self.batch_size * self.seq_len
+        if self._position + size + 1 > self.dataset.total_tokens:
+            raise StopIteration
+        inputs, targets = self.dataset.get_batch(self._position + self._shift, self._rows, self.seq_len)
+        self._position += size
+        return Batch(inputs, targets, self.state_dict())
+
+    def reset(self) -> None:
+        """Back to the start of the stream."""
+        self._position = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Back to the start of the stream: the order is the same in every epoch."""
+        if type(epoch) is not int or epoch < 0:
+            raise UserError(f"epoch={epoch!r} must be an integer of at least 0")
+        self.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor: six plain JSON values."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "position": self._position,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "split": self.dataset.split,
+            "metadata_sha256": self.dataset.metadata_sha256,
+        }
+
+    def validate_state_dict(self, state: dict[str, Any]) -> int:
+        """The position in `state`; `UserError` naming each field that does not fit. Changes nothing."""
+        return check_state(state, self.state_dict(), end=self.dataset.total_tokens)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at `state`, if `validate_state_dict` takes it."""
+        self._position = self.validate_state_dict(state)
+
+
+def check_sizes(batch_size: int, seq_len: int, rank: int, world_size: int) -> None:
+    """Raise `UserError` unless all are integers in range and the ranks share a batch evenly."""
+    for name, value in (("batch_size", batch_size), ("seq_len", seq_len), ("world_size", world_size)):
+        if type(value) is not int or value < 1:
+            raise UserError(f"{name}={value!r} must be an integer of at least 1")
+    if type(rank) is not int or not 0 <= rank < world_size:
+        raise UserError(
+            f"rank={rank!r} must be an integer from 0 to {world_size - 1} (world_size={world_size})"
+        )
+    if batch_size % world_size:
+        raise UserError(
+            f"loader.batch_size={batch_size} cannot be shared by {world_size} processes: it is the global "
+            f"batch and each process takes the same number of rows. Use loader.batch_size="
+            f"{batch_size + world_size - batch_size % world_size} or another multiple of {world_size}"
+        )
+
+
+def _too_small(dataset: TokenStore, batch_size: int, seq_len: int) -> UserError:
+    tokens = dataset.total_tokens
+    if tokens > seq_len:
+        asked, advice = (
+            f"loader.batch_size={batch_size} with ",
+            f"loader.batch_size<={(tokens - 1) // seq_len}",
+        )
+    else:
+        asked, advice = "", f"loader.seq_len<={tokens - 1} with loader.batch_size=1"
+    needed = batch_size * seq_len + 1
+    smaller = f"Use {advice} or prepare" if tokens > 1 else "Prepare"
+    return UserError(
+        f"{asked}loader.seq_len={seq_len} needs {needed} tokens, but {dataset.split} has {tokens} "
+        f"({dataset.manifest.path}): an epoch would have no batch. "
+        f"{smaller} more text: python scripts/prepare_data.py corpus=..."
+    )

@@ -1,0 +1,151 @@
+"""Files opened for reading once and kept: mappings without a descriptor, and a bounded set of descriptors."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.errors import UserError
+
+# Descriptors one store keeps at most; `ulimit -n 64` must do for two stores and everything else of a run.
+MAX_DESCRIPTORS = 16
+
+
+class Descriptor:
+    """A file descriptor, closed when its last user lets go of it: eviction never cuts off a read."""
+
+    def __init__(self, path: Path) -> None:
+        self.fd = -1
+        try:
+            self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.fd >= 0:
+            close(self.fd)
+
+
+class Descriptors:
+    """The most recently used descriptors by path, `MAX_DESCRIPTORS` at most. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Path, Descriptor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: Path) -> Descriptor:
+        """An open descriptor of `path`; raises `UserError` where it cannot be opened."""
+        with self._lock:
+            descriptor = self._open.pop(path, None) or Descriptor(path)
+            self._open[path] = descriptor
+            if len(self._open) > MAX_DESCRIPTORS:
+                self._open.popitem(last=False)
+            return descriptor
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    """The error for a shard that the manifest names and the system does not give us."""
+    return UserError(
+        f"{path} cannot be read: {error.strerror or error}. The manifest beside it names this shard. "
+        "Restore the file or prepare the set again with prepare.overwrite=true"
+    )
+
+
+def truncated(path: Path, size: int, needed: int) -> UserError:
+    """The error for a file that has become shorter than the manifest says."""
+    return UserError(
+        f"{path} is {size} bytes long, but its tokens reach to byte {needed}: it was cut short after it was "
+        "prepared. Restore the file or prepare the set again with prepare.overwrite=true"
+    )
+
+
+def read_exactly(path: Path, descriptor: Descriptor, out: np.ndarray[Any, Any], offset: int) -> None:
+    """Fill the contiguous array `out` from byte `offset`; raise `UserError` where the file ends before."""
+    view = memoryview(out.data).cast("B")
+    done = 0
+    while done < len(view):
+        try:
+            read = _read_at(descriptor.fd, view[done:], offset + done)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if read == 0:
+            raise truncated(path, offset + done, offset + len(view))
+        done += read
+
+
+if hasattr(os, "preadv"):
+
+    def _read_at(fd: int, view: memoryview, offset: int) -> int:
+        return os.preadv(fd, (view,), offset)
+
+elif hasattr(os, "pread"):
+
+    def _read_at(fd: int, view: memoryview, offset: int) -> int:
+        data = os.pread(fd, len(view), offset)
+        view[: len(data)] = data
+        return len(data)
+
+else:
+    _seek_lock = threading.Lock()
+
+    def _read_at(fd: int, view: memoryview, offset: int) -> int:
+        with _seek_lock:
+            os.lseek(fd, offset, os.SEEK_SET)
+            data = os.read(fd, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+def will_need(descriptor: Descriptor, offset: int, size: int) -> None:
+    """Ask the system to read a range ahead; does nothing where it takes no such hints."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor.fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def map_file(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A read-only mapping of a whole, non-empty file as bytes `(size,)`; unmapped with its last view.
+
+    `mmap.mmap` would keep a duplicate descriptor for every mapping, and sets may have more shards than a
+    process may have descriptors; so on POSIX the C library is asked directly.
+    """
+    descriptor = Descriptor(path)
+    size = os.fstat(descriptor.fd).st_size
+    if size == 0:
+        raise truncated(path, 0, 1)
+    if os.name != "posix":
+        return np.frombuffer(mmap.mmap(descriptor.fd, 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+    address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor.fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise unreadable(path, OSError(number, os.strerror(number)))
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, _libc().munmap, address, size).atexit = False
+    mapped = np.frombuffer(memoryview(memory), dtype=np.uint8)
+    mapped.setflags(write=False)
+    return mapped
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc

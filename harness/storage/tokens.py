@@ -1,0 +1,258 @@
+"""One reader for every storage: a split as a flat stream of tokens over extents of files."""
+
+from __future__ import annotations
+
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from harness.errors import UserError
+from harness.storage.files import Descriptors, map_file, read_exactly, truncated, will_need
+from harness.storage.manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
+
+TokenArray = np.ndarray[Any, Any]
+
+# Longer reads go piece by piece: a piece stays in the cache between the vocabulary check and the conversion,
+# and bounds the buffer of a positional read.
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`tokens` consecutive tokens in the file `path` from byte `offset`."""
+
+    path: Path
+    offset: int
+    tokens: int
+
+
+class _Mapped:
+    """Extents through mappings: each file is mapped once, when it is first touched."""
+
+    def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any]) -> None:
+        self._extents = extents
+        self._dtype = dtype
+        self._files: dict[Path, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+        self._arrays: list[TokenArray | None] = [None] * len(extents)
+
+    def slice(self, index: int, start: int, count: int) -> TokenArray:
+        """Tokens `[start, start+count)` of an extent, as a read-only view of the mapping."""
+        array = self._arrays[index]
+        if array is None:
+            array = self._arrays[index] = self._map(self._extents[index])
+        return array[start : start + count]
+
+    def _map(self, extent: Extent) -> TokenArray:
+        file = self._files.get(extent.path)
+        if file is None:
+            file = self._files[extent.path] = map_file(extent.path)
+        end = extent.offset + extent.tokens * self._dtype.itemsize
+        if end > len(file):
+            raise truncated(extent.path, len(file), end)
+        return file[extent.offset : end].view(self._dtype)
+
+
+class _Positional:
+    """Extents through positional reads: no mapping, a bounded number of descriptors."""
+
+    def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any], files: Descriptors) -> None:
+        self._extents = extents
+        self._dtype = dtype
+        self._files = files
+
+    def slice(self, index: int, start: int, count: int) -> TokenArray:
+        """Tokens `[start, start+count)` of an extent, freshly read."""
+        extent = self._extents[index]
+        out = np.empty(count, self._dtype)
+        offset = extent.offset + start * self._dtype.itemsize
+        read_exactly(extent.path, self._files.get(extent.path), out, offset)
+        return out
+
+
+class _Opened(NamedTuple):
+    """What one process has open."""
+
+    pid: int
+    reader: _Mapped | _Positional
+    descriptors: Descriptors
+
+
+class TokenStore:
+    """One split of a prepared set as a flat stream of tokens in the manifest's order.
+
+    `paths` are the shards, `offsets` the prefix sums of their tokens (`[0, 4, 7]` for shards of 4 and 3).
+    Files are opened on the first read, once in each process: a store may be used, then forked or pickled, and
+    used again on either side. Reads are thread-safe. With `mmap=False` files are only read at positions.
+    """
+
+    def __init__(
+        self, manifest: Manifest, split: str, extents: Sequence[Extent], *, mmap: bool = True
+    ) -> None:
+        shards = manifest.splits[split].shards
+        assert sum(extent.tokens for extent in extents) == manifest.splits[split].total_tokens
+        self.manifest = manifest
+        self.split = split
+        self.dtype = manifest.storage.dtype
+        self.vocab_size = manifest.tokenizer.vocab_size
+        self.metadata_sha256 = manifest.metadata_sha256
+        self.content_sha256 = manifest.content_sha256
+        self.paths = [manifest.directory / shard.file for shard in shards]
+        self.offsets = [0, *accumulate(shard.tokens for shard in shards)]
+        self.total_tokens = self.offsets[-1]
+        self._extents = tuple(extents)
+        self._starts = [0, *accumulate(extent.tokens for extent in extents)]
+        self._mmap = mmap
+        # Where the stored dtype cannot hold an id beyond the vocabulary there is nothing to check.
+        self._check_ids = self.vocab_size <= np.iinfo(self.dtype).max
+        self._opened: _Opened | None = None
+
+    def read_tokens(self, start: int, count: int) -> TokenArray:
+        """Tokens `[start, start+count)` as an owned array `(count,)` of the stored dtype.
+
+        Any range inside the stream, also across shards and empty; `UserError` (a ValueError) outside of it.
+        """
+        start, count = self._checked_range(start, count)
+        tokens = np.empty(count, self.dtype)
+        reader = self._open().reader
+        for index, local, take, at in self._parts(start, count):
+            tokens[at : at + take] = reader.slice(index, local, take)
+        return tokens
+
+    def read_windows(self, starts: Sequence[int] | TokenArray, length: int) -> TokenArray:
+        """The windows `[start, start+length)` as an owned array `(len(starts), length)` of the stored dtype.
+
+        Windows may overlap, repeat, come in any order and cross shards; `UserError` outside of the stream.
+        """
+        positions, length = self._checked_windows(starts, length)
+        windows = np.empty((len(positions), length), self.dtype)
+        reader = self._open().reader
+        for row, start in zip(windows, positions, strict=True):
+            for index, local, take, at in self._parts(start, length):
+                row[at : at + take] = reader.slice(index, local, take)
+        return windows
+
+    def get_batch(self, start: int, batch_size: int, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, int64 `(batch_size, seq_len)`, from the `B * T + 1` tokens at `start`.
+
+        Rows follow one another in the stream, and `targets` is `inputs` one token later. Both are views of
+        one fresh buffer, so take them as read-only. `UserError` outside of the stream and for a token id
+        that is not in the vocabulary.
+        """
+        import torch
+
+        batch_size, seq_len = _count(batch_size, "batch_size", 1), _count(seq_len, "seq_len", 1)
+        tokens = self._int64(start, batch_size * seq_len + 1)
+        shape = (batch_size, seq_len)
+        return torch.from_numpy(tokens[:-1].reshape(shape)), torch.from_numpy(tokens[1:].reshape(shape))
+
+    def get_sequence(self, start: int, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One row: inputs and targets, int64 `(seq_len,)`; else as `get_batch`."""
+        inputs, targets = self.get_batch(start, 1, seq_len)
+        return inputs[0], targets[0]
+
+    def prefetch(self, starts: Sequence[int] | TokenArray, length: int) -> None:
+        """Hint that these windows are read soon, so that slow storage starts now. Changes no result."""
+        positions, length = self._checked_windows(starts, length)
+        descriptors = self._open().descriptors
+        size = self.dtype.itemsize
+        for start in sorted(positions):
+            for index, local, take, _ in self._parts(start, length):
+                extent = self._extents[index]
+                will_need(descriptors.get(extent.path), extent.offset + local * size, take * size)
+
+    def close(self) -> None:
+        """Let go of mappings and descriptors; a later read opens them again."""
+        self._opened = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}
+
+    def _open(self) -> _Opened:
+        opened = self._opened
+        if opened is None or opened.pid != os.getpid():
+            descriptors = Descriptors()
+            reader: _Mapped | _Positional = _Positional(self._extents, self.dtype, descriptors)
+            if self._mmap:
+                reader = _Mapped(self._extents, self.dtype)
+            opened = self._opened = _Opened(os.getpid(), reader, descriptors)
+        return opened
+
+    def _parts(self, start: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """(extent, first token in it, tokens, place in the result) for each piece of a range."""
+        done = 0
+        index = bisect_right(self._starts, start) - 1
+        while done < count:
+            local = start + done - self._starts[index]
+            take = min(count - done, self._extents[index].tokens - local, _PIECE)
+            yield index, local, take, done
+            done += take
+            if local + take == self._extents[index].tokens:
+                index += 1
+
+    def _int64(self, start: int, count: int) -> TokenArray:
+        start, count = self._checked_range(start, count)
+        tokens = np.empty(count, np.int64)
+        reader = self._open().reader
+        for index, local, take, at in self._parts(start, count):
+            part = reader.slice(index, local, take)
+            if self._check_ids and np.maximum.reduce(part) >= self.vocab_size:
+                self._refuse_id(part, start + at)
+            tokens[at : at + take] = part
+        return tokens
+
+    def _refuse_id(self, part: TokenArray, start: int) -> None:
+        first = int(np.argmax(part >= self.vocab_size))
+        position = start + first
+        shard = bisect_right(self.offsets, position) - 1
+        raise UserError(
+            f"{self.paths[shard]} holds token id {int(part[first])} at position {position} of {self.split} "
+            f"(token {position - self.offsets[shard]} of the file), but the vocabulary has {self.vocab_size} "
+            "ids: the shard is damaged or was written with another tokenizer, and a model has no embedding "
+            "for it. Restore the file or prepare the set again with prepare.overwrite=true"
+        )
+
+    def _checked_range(self, start: int, count: int) -> tuple[int, int]:
+        start, count = _count(start, "start", 0), _count(count, "count", 0)
+        if start + count > self.total_tokens:
+            raise self._outside(start, count)
+        return start, count
+
+    def _checked_windows(self, starts: Sequence[int] | TokenArray, length: int) -> tuple[list[int], int]:
+        length = _count(length, "length", 0)
+        positions = np.asarray(starts)
+        if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
+            raise UserError(
+                f"starts must be one row of integers, not {positions.dtype} of shape {positions.shape}"
+            )
+        result: list[int] = positions.tolist()
+        if result and (min(result) < 0 or max(result) + length > self.total_tokens):
+            raise self._outside(min(result) if min(result) < 0 else max(result), length)
+        return result, length
+
+    def _outside(self, start: int, count: int) -> UserError:
+        return UserError(
+            f"tokens [{start}, {start + count}) were asked for, but {self.split} has {self.total_tokens} "
+            f"tokens ({self.manifest.path}): reading stops at the end of the stream and never wraps"
+        )
+
+
+def _count(value: int, name: str, low: int) -> int:
+    if type(value) is int and value >= low:
+        return value
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    if isinstance(value, bool | np.bool_) or number < low:
+        raise UserError(f"{name}={value!r} must be an integer of at least {low}")
+    return number
