@@ -1,0 +1,224 @@
+"""A corpus as a stream of small picklable chunks, the same whatever the number of processes.
+
+Plain JSON lines are cut into byte ranges at newlines and read by whoever tokenises them; compressed
+lines are decompressed here, and travel. Text files are grouped. A text file beyond `GIANT_BYTES`
+becomes pieces cut after a newline near fixed byte positions, so that it is never held whole: BPE
+merges do not cross such a cut (about one an 8 MiB).
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from harness.config import CorpusConfig, JsonlCorpusConfig
+from harness.errors import UserError
+from harness.prepare.corpora import SourceFile
+
+CHUNK_BYTES = 4 << 20
+GIANT_BYTES = 32 << 20
+PIECE_BYTES = 8 << 20
+CHUNK_FILES = 4096
+_BLOCK = 1 << 20
+_ZSTD_BLOCK = 1 << 13  # a compressed block can hold a thousand times its size
+
+
+@dataclass(frozen=True)
+class LineChunk:
+    """Whole JSON lines of one file: bytes `[start, stop)` of it, or `data` where it is compressed."""
+
+    file: int
+    path: str
+    start: int
+    stop: int
+    source_bytes: int
+    data: bytes | None = None
+
+
+@dataclass(frozen=True)
+class FileChunk:
+    """Text files `file`, `file + 1`, ...: one document each."""
+
+    file: int
+    paths: tuple[str, ...]
+    source_bytes: int
+
+
+@dataclass(frozen=True)
+class PieceChunk:
+    """Bytes `[start, stop)` of a giant text file, one document with the SHA-256 `digest`."""
+
+    file: int
+    path: str
+    start: int
+    stop: int
+    source_bytes: int
+    digest: bytes
+    last: bool
+
+
+@dataclass(frozen=True)
+class FaultChunk:
+    """A giant text file that is not valid UTF-8."""
+
+    file: int
+    reason: str
+    source_bytes: int
+
+
+Chunk = LineChunk | FileChunk | PieceChunk | FaultChunk
+
+
+def stream_chunks(config: CorpusConfig, files: list[SourceFile]) -> Iterator[Chunk]:
+    """Every chunk of the corpus in order. The same files give the same chunks."""
+    if isinstance(config, JsonlCorpusConfig):
+        for index, file in enumerate(files):
+            if file.path.endswith((".gz", ".zst")):
+                yield from _compressed_chunks(index, file)
+            else:
+                yield from _line_ranges(index, file)
+    else:
+        yield from _text_chunks(files)
+
+
+def _line_ranges(index: int, file: SourceFile) -> Iterator[Chunk]:
+    with open(file.path, "rb") as stream:
+        start = 0
+        while start < file.size:
+            stop = _after_newline(stream, start + CHUNK_BYTES, file.size)
+            yield LineChunk(index, file.path, start, stop, stop - start)
+            start = stop
+
+
+def _after_newline(stream: IO[bytes], position: int, size: int, within: int | None = None) -> int:
+    """The first position after a newline at or behind `position`, else `size`; -1: none `within` bytes."""
+    limit = size if within is None else min(size, position + within)
+    while position < limit:
+        stream.seek(position)
+        block = stream.read(min(1 << 16, limit - position))
+        if not block:
+            break
+        found = block.find(b"\n")
+        if found >= 0:
+            return position + found + 1
+        position += len(block)
+    return size if limit >= size else -1
+
+
+def _compressed_chunks(index: int, file: SourceFile) -> Iterator[Chunk]:
+    pending: list[bytes] = []
+    length, before = 0, 0
+    with open(file.path, "rb") as raw:
+        for block in _decompressed(raw, file.path):
+            pending.append(block)
+            length += len(block)
+            if length < CHUNK_BYTES or b"\n" not in block:
+                continue
+            data = b"".join(pending)
+            cut = data.rindex(b"\n") + 1
+            yield LineChunk(index, file.path, 0, cut, raw.tell() - before, data[:cut])
+            pending, length, before = [data[cut:]], len(data) - cut, raw.tell()
+        if length:
+            yield LineChunk(index, file.path, 0, length, raw.tell() - before, b"".join(pending))
+
+
+def _decompressed(raw: IO[bytes], path: str) -> Iterator[bytes]:
+    """Blocks of decompressed bytes, a few MiB at most. A file that ends too early is refused."""
+    try:
+        if path.endswith(".gz"):
+            with gzip.GzipFile(fileobj=raw) as stream:
+                while block := stream.read(_BLOCK):
+                    yield block
+        else:
+            yield from _zstd_blocks(raw)
+    except (EOFError, gzip.BadGzipFile, zlib.error, _ZstdFault) as error:
+        raise UserError(
+            f"{path} is damaged: {error}. Its documents would be lost without a word: fetch the file again, "
+            "or "
+            "leave it out of corpus.path"
+        ) from error
+
+
+class _ZstdFault(Exception):
+    pass
+
+
+def _zstd_blocks(raw: IO[bytes]) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UserError("reading .zst files needs the package zstandard: pip install zstandard") from error
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = decompressor.decompressobj()
+    inside = False  # of a frame; a file may hold several
+    while data := raw.read(_ZSTD_BLOCK):
+        while data:
+            try:
+                block = frame.decompress(data)
+            except zstandard.ZstdError as error:
+                raise _ZstdFault(str(error)) from error
+            inside = not frame.eof
+            data = frame.unused_data if frame.eof else b""
+            if frame.eof:
+                frame = decompressor.decompressobj()
+            if block:
+                yield block
+    if inside:
+        raise _ZstdFault("it ends in the middle of a compressed frame")
+
+
+def _text_chunks(files: list[SourceFile]) -> Iterator[Chunk]:
+    first, size = 0, 0
+    for index, file in enumerate(files):
+        giant = file.size > GIANT_BYTES
+        full = size + file.size > CHUNK_BYTES or index - first >= CHUNK_FILES
+        if index > first and (giant or full):
+            yield FileChunk(first, tuple(f.path for f in files[first:index]), size)
+            first, size = index, 0
+        if giant:
+            yield from _pieces(index, file)
+            first = index + 1
+        else:
+            size += file.size
+    if first < len(files):
+        yield FileChunk(first, tuple(f.path for f in files[first:]), size)
+
+
+def _pieces(index: int, file: SourceFile) -> Iterator[Chunk]:
+    with open(file.path, "rb") as stream:
+        digest = hashlib.sha256()
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        position = 0
+        try:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+                decoder.decode(block)
+                position += len(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            reason = f"not valid UTF-8 near byte {position + error.start} ({error.reason})"
+            yield FaultChunk(index, reason, file.size)
+            return
+        start = 0
+        while start < file.size:
+            stop = _piece_end(stream, start + PIECE_BYTES, file.size)
+            yield PieceChunk(
+                index, file.path, start, stop, stop - start, digest.digest(), last=stop == file.size
+            )
+            start = stop
+
+
+def _piece_end(stream: IO[bytes], position: int, size: int) -> int:
+    stop = _after_newline(stream, position, size, within=PIECE_BYTES // 8)
+    if stop >= 0:
+        return stop
+    stream.seek(position)
+    head = stream.read(4)
+    while head and head[0] & 0xC0 == 0x80:  # inside a character: go on to its end
+        position, head = position + 1, head[1:]
+    return position

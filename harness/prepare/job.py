@@ -1,0 +1,113 @@
+"""What one preparation was asked for, and how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.config import JsonlCorpusConfig, PrepareScriptConfig, TrainConfig
+from harness.prepare import chunks
+from harness.prepare.chunks import Chunk, LineChunk
+from harness.prepare.corpora import SourceFile
+from harness.prepare.documents import MAX_PLACES, Encoded, Rules
+from harness.prepare.pool import default_workers
+from harness.prepare.tokenizers import Tokenizer
+
+SMALL_CORPUS_BYTES = 64 << 20  # below it, starting processes costs more than they save
+Report = Callable[[str], object]
+PrepareLike = PrepareScriptConfig | TrainConfig
+
+
+@dataclass
+class State:
+    """How far a preparation is; with the writers' states, all that going on needs."""
+
+    next_chunk: int = 0
+    source_bytes: int = 0
+    corpus_chain: str = bytes(32).hex()
+    line_file: int = -1
+    lines: int = 0
+    piece_tokens: int = 0
+    documents: int = 0
+    empty_documents: int = 0
+    truncated_documents: int = 0
+    bad_documents: int = 0
+    places: list[str] = field(default_factory=list)
+
+    def absorb(self, chunk: Chunk, encoded: Encoded, files: list[SourceFile]) -> None:
+        """Count one chunk. The chain is over documents, so it knows nothing of chunks or files."""
+        if isinstance(chunk, LineChunk) and chunk.file != self.line_file:
+            self.line_file, self.lines = chunk.file, 0
+        for file, line, reason in encoded.bad[: MAX_PLACES - len(self.places)]:
+            where = files[file].path if line is None else f"{files[file].path}:{self.lines + line}"
+            self.places.append(f"{where}: {reason}")
+        link = bytes.fromhex(self.corpus_chain)
+        for start in range(0, len(encoded.digests), 32):
+            link = hashlib.sha256(link + encoded.digests[start : start + 32]).digest()
+        self.corpus_chain = link.hex()
+        self.next_chunk += 1
+        self.source_bytes += chunk.source_bytes
+        self.lines += encoded.lines
+        self.documents += encoded.documents
+        self.empty_documents += encoded.empty
+        self.truncated_documents += encoded.truncated
+        self.bad_documents += encoded.bad_documents
+
+
+@dataclass(frozen=True)
+class Job:
+    """One preparation: what was asked for and what it was found to mean."""
+
+    config: PrepareLike
+    directory: Path
+    files: list[SourceFile]
+    tokenizer: Tokenizer
+    report: Report
+
+    @property
+    def rules(self) -> Rules:
+        corpus, prepare = self.config.corpus, self.config.prepare
+        name = corpus.field if isinstance(corpus, JsonlCorpusConfig) else ""
+        return Rules(name, prepare.val_fraction, prepare.max_document_tokens)
+
+    @property
+    def workers(self) -> int:
+        if self.config.prepare.workers is not None:
+            return self.config.prepare.workers
+        return 1 if sum(file.size for file in self.files) < SMALL_CORPUS_BYTES else default_workers()
+
+    def fingerprint(self) -> str:
+        """Changes with the list of files, a size or a modification time."""
+        return _sha256_json([file.fingerprint() for file in self.files])
+
+    def identity(self) -> str:
+        """What must be equal for an interrupted preparation to go on."""
+        return _sha256_json(
+            [
+                preparation_settings(self.config),
+                self.tokenizer.manifest_section(),
+                self.config.data.name,
+                self.fingerprint(),
+                [chunks.CHUNK_BYTES, chunks.CHUNK_FILES, chunks.GIANT_BYTES, chunks.PIECE_BYTES],
+            ]
+        )
+
+
+def preparation_settings(config: PrepareLike) -> dict[str, Any]:
+    """The manifest's `preparation` as far as it follows from the config: all but `corpus_sha256`."""
+    settings: dict[str, Any] = {"corpus": config.corpus.name}
+    if isinstance(config.corpus, JsonlCorpusConfig):
+        settings["field"] = config.corpus.field
+    return settings | {
+        "max_document_tokens": config.prepare.max_document_tokens,
+        "val_fraction": float(config.prepare.val_fraction),
+        "shard_tokens": config.prepare.shard_tokens,
+    }
+
+
+def _sha256_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,245 @@
+"""Text to a prepared set: the one function that turns a corpus and a tokenizer into shards and a manifest.
+
+A set is built in `SET.preparing`, with a journal of how far it is, and renamed when it is whole; so
+under its own name it is either complete or absent, and a killed preparation goes on where it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.config import (
+    TextCorpusConfig,
+    set_directory,
+)
+from harness.errors import UserError
+from harness.files import sha256_file, write_json
+from harness.prepare import workplace
+from harness.prepare.chunks import PieceChunk, stream_chunks
+from harness.prepare.corpora import changed_since_listed, list_files
+from harness.prepare.documents import SPLITS, join_piece
+from harness.prepare.existing import accept_existing, summary_of
+from harness.prepare.job import Job, PrepareLike, Report, State, preparation_settings
+from harness.prepare.pool import encode_all
+from harness.prepare.shards import ShardWriter
+from harness.prepare.summary import Progress, Summary
+from harness.prepare.tokenizers import make_tokenizer
+from harness.storage.manifest import write_manifest
+
+JOURNAL_SECONDS = 3.0
+
+
+def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
+    """Prepare the set at `set_directory(config)` and return what lies there.
+
+    An equal set that is there already is left alone. Raises `UserError` where another set or
+    anything else is in the way, the corpus is missing or empty, too many documents are bad, or the
+    disk is full; whatever was under the set's name before stays.
+    """
+    directory = Path(os.path.realpath(set_directory(config)))
+    files = list_files(config.corpus)
+    if isinstance(config.corpus, TextCorpusConfig) and len(files) == 1 and config.prepare.val_fraction > 0:
+        raise UserError(
+            f"{files[0].path} is one document, and whole documents go to train or val, so one of the two "
+            "would "
+            f"be empty (prepare.val_fraction={config.prepare.val_fraction}). Split the text into several "
+            "files, "
+            "or set prepare.val_fraction=0"
+        )
+    job = Job(config, directory, files, make_tokenizer(config.tokenizer), report)
+    try:
+        with workplace.locked(directory, report):
+            workplace.heal(directory)
+            if workplace.manifest_path(directory) is not None and not config.prepare.overwrite:
+                return _existing(job)
+            workplace.check_replaceable(directory)
+            return _build(job)
+    except OSError as error:
+        place = error.filename or workplace.beside(directory, "preparing")
+        raise UserError(
+            f"preparing {directory} stopped: {place}: {error.strerror or error}. What was there before "
+            "stays. "
+            "Check that the folder can be written and the corpus read, then run the same command again"
+        ) from error
+
+
+def _existing(job: Job) -> Summary:
+    def corpus_sha256() -> str:
+        state, rules = State(), job.rules
+        job.report(f"{job.directory}: the corpus files are not the ones recorded; comparing their documents")
+        stream = stream_chunks(job.config.corpus, job.files)
+        for chunk, encoded in encode_all(stream, None, rules, job.workers, job.directory):
+            state.absorb(chunk, encoded, job.files)
+        return state.corpus_chain
+
+    settings, section = preparation_settings(job.config), job.tokenizer.manifest_section()
+    return accept_existing(job.directory, settings, section, job.fingerprint(), corpus_sha256)
+
+
+def _build(job: Job) -> Summary:
+    building, identity, started = workplace.beside(job.directory, "preparing"), job.identity(), time.time()
+    if workplace.finished(building, identity):
+        workplace.publish(job.directory)
+        return summary_of(job.directory, already_there=True)
+    state, writers = _begin(job, building, identity)
+
+    def save() -> None:
+        for writer in writers.values():
+            writer.sync()
+        journal = {"progress": asdict(state), "splits": {s: w.state() for s, w in writers.items()}}
+        workplace.write_journal(building, identity, journal)
+
+    progress = Progress(sum(file.size for file in job.files), f"preparing {job.directory.name}", job.report)
+    try:
+        _write_tokens(job, building, state, writers, progress, save)
+        save()
+        _check_outcome(job, state, writers)
+        splits = {split: writer.finish() for split, writer in writers.items()}
+        _write_records(job, building, state, splits, started)
+    except OSError as error:
+        raise _disk_error(error, job, building, state, writers) from error
+    finally:
+        progress.close()
+        for writer in writers.values():
+            writer.abandon()
+    workplace.publish(job.directory)
+    return summary_of(job.directory, already_there=False, seconds=progress.seconds)
+
+
+def _begin(job: Job, building: Path, identity: str) -> tuple[State, dict[str, ShardWriter]]:
+    """Start anew, or where an interrupted preparation of the same thing was."""
+    shard_tokens = job.config.prepare.shard_tokens
+    writers = {s: ShardWriter(building, s, job.tokenizer.dtype, shard_tokens) for s in SPLITS}
+    journal = workplace.read_journal(building, identity)
+    if journal is not None and all(w.can_restore(journal["splits"][s]) for s, w in writers.items()):
+        workplace.remove_temporaries(building)
+        for split, writer in writers.items():
+            writer.restore(journal["splits"][split])
+        state = State(**journal["progress"])
+        if state.next_chunk:
+            tokens = sum(writer.tokens for writer in writers.values())
+            job.report(f"{job.directory}: going on after {tokens:,} tokens of an interrupted preparation")
+    else:
+        workplace.start_building(building)
+        state = State()
+    job.tokenizer.save(building / workplace.TOKENIZER_FOLDER)
+    return state, writers
+
+
+def _write_tokens(
+    job: Job,
+    building: Path,
+    state: State,
+    writers: dict[str, ShardWriter],
+    progress: Progress,
+    save: Callable[[], None],
+) -> None:
+    limit, saved = job.config.prepare.max_document_tokens, time.monotonic()
+    progress.resume(state.source_bytes)
+    stream = itertools.islice(stream_chunks(job.config.corpus, job.files), state.next_chunk, None)
+    for chunk, encoded in encode_all(stream, job.tokenizer, job.rules, job.workers, building):
+        if isinstance(chunk, PieceChunk):
+            state.piece_tokens = join_piece(chunk, encoded, state.piece_tokens, job.tokenizer, limit)
+        for split, part in encoded.parts.items():
+            writers[split].add(part.tokens, part.ends, part.bytes)
+        state.absorb(chunk, encoded, job.files)
+        progress.update(chunk.source_bytes, sum(len(part.tokens) for part in encoded.parts.values()))
+        if time.monotonic() - saved >= JOURNAL_SECONDS:
+            save()
+            saved = time.monotonic()
+
+
+def _check_outcome(job: Job, state: State, writers: dict[str, ShardWriter]) -> None:
+    prepare, seen = job.config.prepare, state.documents + state.bad_documents
+    if state.bad_documents > prepare.max_bad_fraction * seen:
+        more = state.bad_documents - len(state.places)
+        raise UserError(
+            f"{state.bad_documents:,} of {seen:,} documents are bad, more than "
+            f"prepare.max_bad_fraction={prepare.max_bad_fraction}:\n  "
+            + "\n  ".join(state.places + ([f"and {more:,} more"] if more else []))
+            + "\nThey would be left out. Mend the files (corpus.suffixes keeps other files out of a text "
+            "corpus, "
+            "corpus.field names a JSON line's text), or allow them with a larger prepare.max_bad_fraction"
+        )
+    if changed := changed_since_listed(job.files):
+        raise UserError(
+            f"{changed[0]} changed while it was being prepared ({len(changed)} such files): the set would be "
+            "neither the old text nor the new. Run the same command again when nothing writes to the corpus"
+        )
+    for split, writer in writers.items():
+        if writer.documents == 0 and (split == "train" or prepare.val_fraction > 0):
+            raise UserError(
+                f"the {split} split got none of the {state.documents:,} documents with "
+                f"prepare.val_fraction={prepare.val_fraction}: training needs both. Use more documents, or "
+                "another "
+                "prepare.val_fraction" + (" (0 for no validation split)" if split == "val" else "")
+            )
+
+
+def _write_records(job: Job, building: Path, state: State, splits: dict[str, Any], started: float) -> None:
+    """The facts of the making, then the manifest, which is the last file written."""
+    made = [*sorted(building.glob("*.npy")), *sorted((building / workplace.TOKENIZER_FOLDER).glob("*"))]
+    packages = ("tiktoken", "tokenizers") if job.tokenizer.name in ("gpt2", "hf") else ()
+    provenance = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seconds": round(time.time() - started, 1),
+        "host": platform.node(),
+        "versions": {"python": sys.version.split()[0], "numpy": np.__version__}
+        | {name: _version(name) for name in packages},
+        "identity": job.identity(),
+        "corpus_fingerprint": job.fingerprint(),
+        "documents": {
+            "empty": state.empty_documents,
+            "truncated": state.truncated_documents,
+            "bad": state.bad_documents,
+            "bad_places": state.places,
+        },
+        "files_sha256": {path.relative_to(building).as_posix(): sha256_file(path) for path in made},
+        "source_files": [asdict(file) for file in job.files],
+    }
+    write_json(building / workplace.PROVENANCE, provenance)
+    wide = job.tokenizer.dtype.itemsize == 4
+    raw = {
+        "format_version": 3 if wide else 2,
+        "storage": {"format": "npy", "dtype": "uint32" if wide else "uint16", "layout": "stream"},
+        "tokenizer": job.tokenizer.manifest_section(),
+        "preparation": preparation_settings(job.config) | {"corpus_sha256": state.corpus_chain},
+        "splits": splits,
+    }
+    write_manifest(building, raw)
+
+
+def _disk_error(
+    error: OSError, job: Job, building: Path, state: State, writers: dict[str, ShardWriter]
+) -> OSError:
+    if error.errno not in workplace.FULL:
+        return error
+    total = sum(file.size for file in job.files)
+    written = sum(writer.tokens for writer in writers.values()) * job.tokenizer.dtype.itemsize
+    needed = written * total // max(1, state.source_bytes)
+    free = workplace.free_bytes(building)
+    raise UserError(
+        f"{building}: no room ({error.strerror}): about {needed:,} bytes are needed, {written:,} are written "
+        "and "
+        f"{free:,} are free. What is written stays: make room and run the same command again, or set "
+        "data.root= "
+        "to a larger disk"
+    ) from error
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

