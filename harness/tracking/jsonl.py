@@ -1,0 +1,101 @@
+"""metrics.jsonl: one JSON object a line, the truth about a run.
+
+A number that is not finite is written as the string "NaN", "Infinity" or "-Infinity": strict JSON
+that every parser reads, and that says which of the three it was. `read_rows` gives the number back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+from harness.files import write_atomic
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class MetricsFile:
+    """Appends rows to `path`, which may exist: a line that a crash left unfinished is dropped first."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists():
+            lines = _whole_lines(path)
+            if sum(map(len, lines)) != path.stat().st_size:
+                write_atomic(path, b"".join(lines))
+        self._file = open(path, "ab")  # noqa: SIM115 - closed by close()
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row of plain values and hand it to the operating system."""
+        # One write of a whole line: a reader, or a crash of this process, never sees half of it.
+        self._file.write(_encode(row))
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make every row so far durable: to be called before a checkpoint that counts on them."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Every row, in order; a last line that is not whole (still being written, or torn) is skipped.
+
+    Raises `UserError` with file and line where any other line is not a JSON object.
+    """
+    rows = [json.loads(line) for line in _whole_lines(path)]
+    return [{key: _decode(value) for key, value in row.items()} for row in rows]
+
+
+def cut_after(path: Path, step: int) -> int:
+    """Drop rows with a `step` beyond `step` and a torn last line, atomically; how many rows went.
+
+    A missing file is left missing. Raises `UserError` as `read_rows` does.
+    """
+    if not path.exists():
+        return 0
+    lines = _whole_lines(path)
+    kept = [line for line in lines if json.loads(line).get("step", 0) <= step]
+    if sum(map(len, kept)) != path.stat().st_size:
+        write_atomic(path, b"".join(kept))
+    return len(lines) - len(kept)
+
+
+def _encode(row: dict[str, Any]) -> bytes:
+    def strict(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return value
+
+    values = {key: strict(value) for key, value in row.items()}
+    return json.dumps(values, allow_nan=False).encode() + b"\n"
+
+
+def _decode(value: Any) -> Any:
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Every line that holds a JSON object, each with its newline."""
+    lines = path.read_bytes().split(b"\n")
+    whole = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() and number == len(lines):
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            whole.append(line + b"\n")
+        elif any(later.strip() for later in lines[number:]):
+            # A crash can only tear the end; this was something else, and dropping it would hide it.
+            raise UserError(
+                f"{path}: line {number} is not a JSON object: {line[:80]!r}. A metrics file holds one "
+                "object a line; restore the file, or delete that line to go on without that row"
+            )
+    return whole
