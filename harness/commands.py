@@ -1,0 +1,55 @@
+"""The exact commands that messages tell a user to run, right for a checkout and for an installed wheel."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+from harness.config import PrepareScriptConfig, TrainConfig
+
+_CONSOLE = {
+    "train": "harness-train",
+    "prepare_data": "harness-prepare",
+    "sample": "harness-sample",
+    "evaluate": "harness-evaluate",
+}
+
+
+def command(script: str, *words: str) -> str:
+    """`python scripts/NAME.py ...` in a checkout, the console script where there is none."""
+    root = Path(__file__).resolve().parent.parent
+    path = root / "train.py" if script == "train" else root / "scripts" / f"{script}.py"
+    if path.is_file():
+        inside = Path.cwd() == root
+        program = f"python {path.relative_to(root) if inside else shlex.quote(str(path))}"
+    else:
+        program = _CONSOLE[script]
+    return " ".join([program, *map(shlex.quote, words)])
+
+
+def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> str:
+    """The command that prepares the set this configuration asks for."""
+    words = [f"{group}={getattr(config, group).name}" for group in ("data", "corpus", "tokenizer")]
+    default_root = Path("data", f"{config.corpus.name}-{config.tokenizer.name}").absolute()
+    for group in ("data", "corpus", "tokenizer", "prepare"):
+        values = getattr(config, group)
+        for field in dataclasses.fields(values):
+            key, value = f"{group}.{field.name}", getattr(values, field.name)
+            if field.name == "name" or value == _default(field) or key in ("data.mmap", "data.expect_sha256"):
+                continue
+            if key == "data.root" and Path(value) == default_root:
+                continue
+            words.append(f"{key}={_hydra_value(value)}")
+    return command("prepare_data", *words, *extra)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default_factory() if callable(field.default_factory) else field.default
+
+
+def _hydra_value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ",".join(map(str, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

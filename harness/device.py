@@ -1,0 +1,67 @@
+"""Where a run computes, in which precision, and what the hardware could do at most."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from harness.config import TrainConfig
+from harness.errors import UserError
+
+# Dense bf16 peak in FLOP/s, from the vendors' data sheets. The longest name that fits wins.
+_PEAK_FLOPS = {
+    "H200 NVL": 836e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 836e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+
+
+def select_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises `UserError` for a device that is not there."""
+    available = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if available else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (not available or (device.index or 0) >= torch.cuda.device_count()):
+        raise UserError(
+            f"device={name}: torch sees {torch.cuda.device_count()} CUDA devices. Use device=auto."
+        )
+    return device
+
+
+def make_autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """A factory of contexts: bf16 autocast over float32 weights, or nothing. `auto` is bf16 on CUDA only."""
+    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
+        return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext
+
+
+def should_compile(value: object, device: torch.device) -> bool:
+    return device.type == "cuda" if value == "auto" else bool(value)
+
+
+def set_numerics(config: TrainConfig, device: torch.device) -> None:
+    """TF32 for what stays in float32 on CUDA; deterministic algorithms on request."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Dense bf16 peak of a known GPU, or None: then no MFU is shown rather than a wrong one."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    known = [model for model in _PEAK_FLOPS if model in name]
+    return _PEAK_FLOPS[max(known, key=len)] if known else None

@@ -1,0 +1,35 @@
+"""A trained model back from its run directory, for sampling and evaluating."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness import checkpoint
+from harness.checkpoint import Checkpoint
+from harness.config import TrainConfig, from_dict, set_directory
+from harness.model import GPT
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A checkpoint, its configuration, and the model with its weights, in evaluation mode."""
+
+    checkpoint: Checkpoint
+    config: TrainConfig
+    model: GPT
+
+    @property
+    def set_directory(self) -> Path:
+        return set_directory(self.config)
+
+
+def load(path: Path, device: torch.device) -> Finished:
+    """Load a checkpoint, or a run directory's newest one, whose files are all checked first."""
+    saved = checkpoint.open_checkpoint(checkpoint.find(path.expanduser().absolute()))
+    config = from_dict(saved.config, str(saved.path / checkpoint.CONFIG))
+    model = GPT(config.model, vocab_size=saved.trainer["vocab_size"], seq_len=config.loader.seq_len)
+    model.load_state_dict(saved.model_state())
+    return Finished(saved, config, model.to(device).eval())

@@ -1,0 +1,212 @@
+"""From a checked configuration to a finished run: fresh, resumed or branched.
+
+Everything that can be refused is refused before the run directory is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness import checkpoint, resume, run_dir
+from harness.build import build_run, parent_of, progress_of
+from harness.checkpoint import Checkpoint
+from harness.commands import command
+from harness.config import TrainConfig, to_dict, total_steps
+from harness.data_setup import Data, open_data
+from harness.device import select_device
+from harness.errors import UserError
+from harness.loaders import Loader, make_loader
+from harness.model import parameter_count
+from harness.preemption import StopRequest
+from harness.tracking import Tracker, open_tracker
+from harness.tracking.jsonl import cut_after
+from harness.trainer import Run, train
+
+log = logging.getLogger("harness")
+
+EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 75
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `stopped`: a signal came first and the state is saved."""
+
+    path: Path
+    step: int
+    val_loss: float | None
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What was decided before anything is written."""
+
+    config: TrainConfig
+    path: Path
+    saved: Checkpoint | None
+    data: Data
+    loader: Loader
+    device: torch.device
+    changes: list[str]
+
+    @property
+    def goes_on(self) -> bool:
+        return self.saved is not None and self.saved.run_dir == self.path
+
+
+def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = None) -> Outcome:
+    """Run `config` in the directory `path`; `composed` are the files for `.hydra/`, by name.
+
+    `config.resume` is a checkpoint: of a run in `path` itself to go on, of another run to branch from it.
+    Raises `UserError` before anything is written where the run may not start.
+    """
+    path = path.absolute()
+    saved = _open_resumed(config, path)
+    if saved is None or saved.run_dir != path:
+        _refuse_existing(config, path)
+    device = select_device(config.device)
+    with (
+        contextlib.closing(open_data(config, log.info)) as data,
+        contextlib.closing(make_loader(config.loader, data.train)) as loader,
+    ):
+        changes = _check_resumed(config, saved, data, loader)
+        plan = _Plan(config, path, saved, data, loader, device, changes)
+        if saved is not None and plan.goes_on and saved.step >= total_steps(config):
+            log.info("already complete at step %d: %s", saved.step, path)
+            return Outcome(path, saved.step, saved.trainer["val_loss"])
+        return _execute(plan, composed or {})
+
+
+def _open_resumed(config: TrainConfig, path: Path) -> Checkpoint | None:
+    if config.resume is None or (config.resume == "auto" and not checkpoint.complete_steps(path)):
+        return None
+    return checkpoint.open_checkpoint(
+        checkpoint.find(path if config.resume == "auto" else Path(config.resume))
+    )
+
+
+def _refuse_existing(config: TrainConfig, path: Path) -> None:
+    steps = checkpoint.complete_steps(path)
+    if not run_dir.holds_a_run(path) or (config.resume == "auto" and not steps):
+        return  # with auto, a run that died before its first checkpoint starts again
+    newest = f"step {steps[-1]}" if steps else "none"
+    go_on = f"Go on with it: {command('train', f'resume={path}')}; or start" if steps else "Start"
+    raise UserError(
+        f"{path} already holds a run (newest checkpoint: {newest}); a fresh start would mix two runs. "
+        f"{go_on} in another directory: run.name=NAME or hydra.run.dir=FOLDER"
+    )
+
+
+def _check_resumed(config: TrainConfig, saved: Checkpoint | None, data: Data, loader: Loader) -> list[str]:
+    """What changed and may change, a line each; raises where something may not."""
+    if saved is None:
+        return []
+    changes = resume.check(saved, record(config), data.train.manifest, saved.run_dir / "manifest.json")
+    loader.validate_state_dict(saved.loader)
+    return changes
+
+
+def record(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as config.yaml and trackers keep it: how a run was resumed is no part of it."""
+    return to_dict(dataclasses.replace(config, resume=None))
+
+
+def _execute(plan: _Plan, composed: dict[str, str]) -> Outcome:
+    path, saved, manifest = plan.path, plan.saved, plan.data.train.manifest
+    step = progress_of(saved).step
+    path.mkdir(parents=True, exist_ok=True)
+    before = run_dir.read_status(path) if plan.goes_on else {}
+    cut_after(path / "metrics.jsonl", step)
+    run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step)
+    status = run_dir.Status(
+        path / "status.json", step=step, wandb_id=before.get("wandb_id"), parent=parent_of(path, saved)
+    )
+    with run_dir.log_file(path), _recorded(status) as ending, _tracker(plan, status, ending) as tracker:
+        for line in plan.changes:
+            log.info("%s", line)
+        run = build_run(
+            plan.config, path, data=plan.data, loader=plan.loader, device=plan.device, saved=saved,
+            status=status, tracker=tracker,
+        )  # fmt: skip
+        _describe(run, plan)
+        with StopRequest() as stop:
+            finished = train(run, stop)
+        ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED
+        _say_goodbye(run, stop.name)
+    return Outcome(path, run.progress.step, run.progress.val_loss, stopped=not finished)
+
+
+@dataclass
+class _Ending:
+    exit_code: int = EXIT_FAILED
+
+
+@contextlib.contextmanager
+def _recorded(status: run_dir.Status) -> Iterator[_Ending]:
+    """Whatever happens, status.json says how the run ended, and train.log holds the traceback."""
+    ending = _Ending()
+    try:
+        yield ending
+    except BaseException as error:
+        code = EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
+        status.update(state="failed", exit_code=code, error=f"{type(error).__name__}: {error}")
+        logging.getLogger("harness.file").error("%s", traceback.format_exc())
+        raise
+    state = "done" if ending.exit_code == EXIT_DONE else "stopped"
+    status.update(state=state, phase="end", exit_code=ending.exit_code)
+
+
+@contextlib.contextmanager
+def _tracker(plan: _Plan, status: run_dir.Status, ending: _Ending) -> Iterator[Tracker]:
+    manifest = plan.data.train.manifest
+    tracker = open_tracker(
+        plan.config.tracker,
+        run_dir=plan.path,
+        run_config=record(plan.config),
+        name=plan.path.name,
+        digests={"metadata_sha256": manifest.metadata_sha256, "content_sha256": manifest.content_sha256},
+        manifest_path=manifest.path,
+        wandb_id=status.fields["wandb_id"],
+        report=log.info,
+    )
+    status.update(wandb_id=tracker.id)
+    try:
+        yield tracker
+    finally:
+        tracker.finish(ending.exit_code)
+
+
+def _describe(run: Run, plan: _Plan) -> None:
+    config, train_split = run.config, plan.data.train
+    log.info("run       %s", run.path)
+    log.info(
+        "data      %s, %s train tokens, metadata_sha256 %s",
+        train_split.manifest.directory, f"{train_split.total_tokens:,}", train_split.metadata_sha256,
+    )  # fmt: skip
+    log.info(
+        "loader    %s, %d x %d tokens a step, %d steps an epoch, %d tokens dropped at its end",
+        config.loader.name, config.loader.batch_size, config.loader.seq_len,
+        run.loader.batches_per_epoch, run.loader.dropped_tokens,
+    )  # fmt: skip
+    log.info(
+        "model     %s, %s parameters, on %s", config.model.name, f"{parameter_count(run.model):,}", run.device
+    )
+    if run.progress.step:
+        log.info("resumed   at step %d, epoch %d", run.progress.step, run.progress.epoch)
+
+
+def _say_goodbye(run: Run, signal_name: str | None) -> None:
+    step, again = run.progress.step, command("train", f"resume={run.path}")
+    if signal_name is not None and run.progress.step < total_steps(run.config):
+        log.info("stopped by %s after step %d, which is saved. Go on: %s", signal_name, step, again)
+        return
+    log.info("done at step %d. Train on: %s trainer.max_steps=%d", step, again, 2 * step)

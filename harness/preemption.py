@@ -1,0 +1,35 @@
+"""Signals become a request: the loop stops and saves at the next step's end; a second one leaves at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+EXIT_AT_ONCE = 130
+
+
+class StopRequest:
+    """Context in which SIGINT, SIGTERM and SIGUSR1 set `name` instead of ending the process."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        for number in _SIGNALS:
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.name is not None:
+            os._exit(EXIT_AT_ONCE)
+        self.name = signal.Signals(number).name

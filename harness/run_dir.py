@@ -1,0 +1,155 @@
+"""A run's own files, apart from its checkpoints and metrics.
+
+config.yaml        the resolved configuration          .hydra/             as composed, with overrides.yaml
+environment.json   every start of the run: code, packages, hardware, threads
+manifest.json      a copy of the data's manifest       train.log
+status.json        state, phase, step, pid, ... : what a scheduler or a person asks first
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.files import write_atomic, write_json
+
+_PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb", "safetensors")
+_MARKS = ("config.yaml", "status.json", "metrics.jsonl", "checkpoints")
+
+
+def holds_a_run(path: Path) -> bool:
+    return any((path / name).exists() for name in _MARKS)
+
+
+def write_inputs(
+    path: Path, config: dict[str, Any], composed: dict[str, str], manifest: dict[str, Any], step: int
+) -> None:
+    """What the run was told, at its start (step 0) or at a resume."""
+    (path / ".hydra").mkdir(parents=True, exist_ok=True)
+    for name, text in composed.items():
+        write_atomic(path / ".hydra" / name, text)
+    write_atomic(path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    write_json(path / "manifest.json", manifest)
+    starts = _read_starts(path / "environment.json")
+    write_json(path / "environment.json", {"starts": [*starts, {"step": step, **environment()}]})
+
+
+def _read_starts(path: Path) -> list[Any]:
+    try:
+        starts = json.loads(path.read_text())["starts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # lost history must not keep a run from going on
+    return starts if isinstance(starts, list) else []
+
+
+def environment() -> dict[str, Any]:
+    """The code, packages and hardware of this process."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "time": now(),
+        "argv": sys.argv,
+        "cwd": os.getcwd(),
+        "host": socket.gethostname(),
+        "git": _git(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "cpus": os.cpu_count(),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit and dirtiness of the checkout that this code runs from; None outside one."""
+
+    def ask(*words: str) -> str:
+        folder = Path(__file__).resolve().parent
+        answer = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+        return answer.stdout.strip()
+
+    try:
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Status:
+    """`status.json`, replaced atomically at every change of phase and at every logged step."""
+
+    def __init__(self, path: Path, **fields: Any) -> None:
+        self.path = path
+        self.fields: dict[str, Any] = {
+            "state": "running",
+            "phase": "start",
+            "step": 0,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": now(),
+            "updated": now(),
+            "exit_code": None,
+            "error": None,
+            "wandb_id": None,
+            "wandb_last_step": None,
+            **fields,
+        }
+        self.update()
+
+    def update(self, **fields: Any) -> None:
+        self.fields |= {**fields, "updated": now()}
+        write_json(self.path, self.fields)
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """The status of a run, or an empty dict where there is none that can be read."""
+    try:
+        status = json.loads((path / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+@contextlib.contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Keep the harness's log in `train.log` as well, with times. `harness.file` goes there alone."""
+    handler = logging.FileHandler(path / "train.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    harness, file_only = logging.getLogger("harness"), logging.getLogger("harness.file")
+    file_only.propagate = False
+    for logger in (harness, file_only):
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in (harness, file_only):
+            logger.removeHandler(handler)
+        handler.close()

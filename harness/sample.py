@@ -1,0 +1,97 @@
+"""Text from a model: in a run's evaluations, and by `scripts/sample.py RUN`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import UserError
+from harness.script_words import parse, run_script
+
+if TYPE_CHECKING:
+    from harness.model import GPT
+    from harness.prepare import Tokenizer
+    from harness.storage.manifest import Manifest
+
+log = logging.getLogger("harness")
+
+
+@dataclass
+class SampleOptions:
+    """Options of `scripts/sample.py RUN key=value ...`."""
+
+    prompt: str = ""
+    tokens: int = 200
+    temperature: float = 0.8
+    top_k: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    set: str | None = None
+
+
+def sample_text(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int,
+    *,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+) -> str:
+    """`prompt` and `tokens` tokens after it. Without a prompt the text begins where a document does."""
+    import torch
+
+    from harness.model import generate
+
+    device = next(model.parameters()).device
+    ids = [tokenizer.boundary_token_id, *tokenizer.encode(prompt).tolist()]
+    start = torch.tensor([ids], dtype=torch.int64, device=device)
+    generator = torch.Generator().manual_seed(seed)
+    result = generate(model, start, tokens, temperature=temperature, top_k=top_k, generator=generator)
+    return tokenizer.decode(result[0, 1:].cpu().numpy())
+
+
+def make_sampler(model: GPT, manifest: Manifest, *, seed: int) -> Callable[[int], str | None]:
+    """A function from a number of tokens to sampled text; None where none is wanted or nothing can decode."""
+    from harness.prepare import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(manifest.directory, manifest)
+    except UserError as error:
+        log.info("no text samples: %s", error)
+        return lambda tokens: None
+
+    def sample(tokens: int) -> str | None:
+        if tokens == 0:
+            return None
+        return sample_text(model, tokenizer, "", tokens, temperature=0.8, top_k=None, seed=seed)
+
+    return sample
+
+
+def main() -> None:
+    """`scripts/sample.py RUN [prompt=... tokens=... temperature=... top_k=... seed=...]`."""
+    run_script(_main)
+
+
+def _main() -> None:
+    path, options = parse(sys.argv[1:], SampleOptions, "RUN", "Sample text from a run or a checkpoint.")
+    from harness.device import select_device
+    from harness.finished import load
+    from harness.prepare import load_tokenizer
+    from harness.storage.manifest import load_manifest
+
+    finished = load(path, select_device(options.device))
+    directory = Path(options.set).absolute() if options.set else finished.set_directory
+    tokenizer = load_tokenizer(directory, load_manifest(directory))
+    print(
+        sample_text(
+            finished.model, tokenizer, options.prompt, options.tokens,
+            temperature=options.temperature, top_k=options.top_k, seed=options.seed,
+        )
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""Words of the small scripts: a path first, then `key=value` options of one dataclass."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from harness.errors import UserError, did_you_mean
+
+T = TypeVar("T")
+
+
+def parse(argv: list[str], options: type[T], positional: str, what: str) -> tuple[Path, T]:
+    """The path and the options; `--help` prints them with their defaults and exits."""
+    fields = {field.name: field for field in dataclasses.fields(options)}  # type: ignore[arg-type]
+    if not argv or "-h" in argv or "--help" in argv:
+        print(f"{what}\n\nusage: {Path(sys.argv[0]).name} {positional} [key=value ...]\n")
+        for name, field in fields.items():
+            print(f"  {name}={'null' if field.default is None else field.default}")
+        raise SystemExit(0 if argv else 2)
+    paths = [word for word in argv if "=" not in word or Path(word).exists()]
+    if len(paths) != 1:
+        raise UserError(f"give one {positional}, then key=value options; got {' '.join(paths) or 'none'}")
+    values = {}
+    for word in argv:
+        key, _, text = word.partition("=")
+        if word in paths:
+            continue
+        if key not in fields:
+            raise UserError(f"there is no option {key}{did_you_mean(key, fields)}")
+        values[key] = _value(key, text, typing.get_type_hints(options)[key])
+    return Path(paths[0]), options(**values)
+
+
+def _value(key: str, text: str, hint: Any) -> Any:
+    kinds = typing.get_args(hint) or (hint,)
+    if text == "null" and type(None) in kinds:
+        return None
+    if str in kinds:
+        return text
+    value = yaml.safe_load(text)
+    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if isinstance(value, bool) != (bool in kinds):
+        value = None
+    if int in kinds and isinstance(value, int):
+        return value
+    if float in kinds and isinstance(value, int | float):
+        return float(value)
+    if bool in kinds and isinstance(value, bool):
+        return value
+    wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+    raise UserError(f"{key}={text} must be {wanted}")
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a script's main; a user's mistake is one message and exit code 2, Ctrl-C is 130."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,126 @@
+"""What is said of each step: a row in metrics.jsonl and the tracker, and a line for people."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.evaluation import Evaluation
+    from harness.run_dir import Status
+    from harness.tracking import Tracker
+    from harness.tracking.jsonl import MetricsFile
+    from harness.trainer import Progress
+
+log = logging.getLogger("harness")
+
+
+class StepLog:
+    """Times the loop between logged steps and writes their rows.
+
+    `flops_per_token` and `peak_flops` give the MFU; None where the device's peak is not known.
+    Evaluations and saves are left out of the times by `paused()`.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricsFile,
+        tracker: Tracker,
+        status: Status,
+        flops_per_token: int,
+        peak_flops: float | None,
+    ) -> None:
+        self.metrics, self.tracker, self.status = metrics, tracker, status
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+
+    def begin(self, step: int, budget: int, elapsed_s: float) -> None:
+        """Start the clocks at `step` of `budget`, `elapsed_s` into the run."""
+        self.budget = budget
+        self.started = self.interval_started = time.perf_counter()
+        self.elapsed_before, self.paused_s = elapsed_s, 0.0
+        self.interval_step, self.waits_s = step, 0.0
+
+    def waited(self, seconds: float) -> None:
+        self.waits_s += seconds
+
+    def elapsed_s(self) -> float:
+        return self.elapsed_before + time.perf_counter() - self.started
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.paused_s += spent
+            self.interval_started += spent
+
+    def step(self, progress: Progress, position: int, values: dict[str, Any]) -> None:
+        """Write the row of a logged step. `values`: loss, lr, grad_norm, on request batch_sha256."""
+        steps = progress.step - self.interval_step
+        seconds = time.perf_counter() - self.interval_started
+        per_step = progress.tokens // progress.step
+        speed = steps * per_step / seconds if seconds > 0 else 0.0
+        wait_ms = self.waits_s / steps * 1e3
+        row = {
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "tokens": progress.tokens,
+            **values,
+            "tokens_per_s": round(speed, 1),
+            "data_wait_ms": round(wait_ms, 3),
+            "position": position,
+        }
+        if self.peak_flops is not None:
+            row["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
+        self._write(row)
+        log.info("%s", self._line(row, seconds / steps))
+        self.interval_started, self.interval_step, self.waits_s = time.perf_counter(), progress.step, 0.0
+
+    def evaluation(self, progress: Progress, position: int, result: Evaluation) -> None:
+        """Write the row of an evaluation."""
+        row = {
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "tokens": progress.tokens,
+            "val_loss": result.loss,
+            "val_bits_per_byte": result.bits_per_byte,
+            "position": position,
+        }
+        self._write(row)
+        bits = "" if result.bits_per_byte is None else f" = {result.bits_per_byte:.4f} bits a byte"
+        log.info(
+            "step %d/%d: validation loss %.4f%s (%d tokens)",
+            progress.step, self.budget, result.loss, bits, result.tokens,
+        )  # fmt: skip
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.metrics.append(row)
+        self.tracker.log(row)
+        self.status.update(step=row["step"])
+
+    def _line(self, row: dict[str, Any], seconds_a_step: float) -> str:
+        parts = [
+            f"step {row['step']}/{self.budget}",
+            f"epoch {row['epoch']}",
+            f"loss {row['loss']:.4f}",
+            f"lr {row['lr']:.2e}",
+            f"grad {row['grad_norm']:.3f}",
+            f"{row['tokens_per_s'] / 1e3:.1f}k tok/s",
+            f"wait {row['data_wait_ms']:.2f} ms",
+            f"position {row['position']}",
+            f"eta {_clock((self.budget - row['step']) * seconds_a_step)}",
+        ]
+        if "mfu" in row:
+            parts.insert(6, f"mfu {row['mfu']:.1%}")
+        return " | ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,189 @@
+"""The loop: one loader batch is one optimizer step.
+
+Steps count from 1; row k of the metrics is the k-th step, with the learning rate it used, the gradient norm
+before clipping and the cursor after it. The host waits for the device at logged steps only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from harness import checkpoint, resume
+from harness.config import TrainConfig, to_dict, total_steps
+from harness.evaluation import IGNORE, Evaluation, evaluate
+from harness.optim import lr_at
+from harness.step_log import StepLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness.loaders import Batch, Loader
+    from harness.model import GPT
+    from harness.preemption import StopRequest
+    from harness.run_dir import Status
+    from harness.storage.tokens import TokenStore
+
+log = logging.getLogger("harness")
+
+
+@dataclass
+class Progress:
+    """Where a run is: what a checkpoint's trainer.json holds, beside what identifies the run."""
+
+    step: int = 0
+    epoch: int = 0
+    tokens: int = 0
+    elapsed_s: float = 0.0
+    val_loss: float | None = None
+    best_val_loss: float | None = None
+    best_step: int | None = None
+
+
+@dataclass
+class Run:
+    """Everything the loop needs, built by `launch`."""
+
+    config: TrainConfig
+    path: Path
+    model: GPT
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: torch.optim.Optimizer
+    loader: Loader
+    validation: TokenStore
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[object]]
+    progress: Progress
+    cursor: dict[str, Any]
+    identity: dict[str, Any]
+    log: StepLog
+    status: Status
+    sample: Callable[[int], str | None]
+
+
+def train(run: Run, stop: StopRequest) -> bool:
+    """Train to the budget: True. Or until `stop` asks: False. Both end in a checkpoint."""
+    config, progress = run.config, run.progress
+    budget = total_steps(config)
+    schedule_steps = config.schedule.total_steps or budget
+    micro = config.trainer.micro_batch_size or config.loader.batch_size
+    run.status.update(phase="train", step=progress.step)
+    run.log.begin(progress.step, budget, progress.elapsed_s)
+    while progress.step < budget and stop.name is None:
+        batch, waited = next_batch(run)
+        lr = lr_at(progress.step + 1, config.optimizer.lr, config.schedule, schedule_steps)
+        loss, grad_norm = train_step(run, batch, lr, micro)
+        progress.step += 1
+        progress.tokens += batch.inputs.numel()
+        run.cursor = batch.cursor
+        last = progress.step == budget
+        run.log.waited(waited)
+        if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
+            row: dict[str, Any] = {"loss": loss.item(), "lr": lr, "grad_norm": grad_norm.item()}
+            if config.trainer.log_batch_hash:
+                row["batch_sha256"] = batch_sha256(batch)
+            run.log.step(progress, run.cursor["position"], row)
+        if last or progress.step % config.evaluation.interval == 0:
+            run_evaluation(run)
+        if last or progress.step % config.checkpoint.interval == 0:
+            save(run)
+    if stop.name is not None:
+        save(run)
+    return progress.step >= budget
+
+
+def next_batch(run: Run) -> tuple[Batch, float]:
+    """The next batch and the seconds it was waited for; the trainer, not the loader, begins a new epoch."""
+    start = time.perf_counter()
+    try:
+        batch = run.loader.next_batch()
+    except StopIteration:
+        run.progress.epoch += 1
+        run.loader.start_epoch(run.progress.epoch)
+        log.info("epoch %d begins after step %d", run.progress.epoch, run.progress.step)
+        batch = run.loader.next_batch()
+    return batch, time.perf_counter() - start
+
+
+def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[Tensor, Tensor]:
+    """One optimizer step over a global batch in micro-batches; returns loss and gradient norm, on the device.
+
+    The loss is summed over targets and divided once by the batch's number of them, so any split into
+    micro-batches gives the gradient of the whole batch.
+    """
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
+    count = max(1, int((batch.targets != IGNORE).sum()))
+    total = torch.zeros((), device=run.device)
+    for start in range(0, len(batch.inputs), micro):
+        inputs = batch.inputs[start : start + micro].to(run.device, non_blocking=True)
+        targets = batch.targets[start : start + micro].to(run.device, non_blocking=True)
+        with run.autocast():
+            loss = run.loss(inputs, targets) / count
+        loss.backward()
+        total += loss.detach()
+    limit = run.config.trainer.grad_clip or float("inf")
+    grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    return total, grad_norm
+
+
+def batch_sha256(batch: Batch) -> str:
+    """SHA-256 over the inputs' and then the targets' int64 little-endian bytes."""
+    digest = hashlib.sha256()
+    for tensor in (batch.inputs, batch.targets):
+        digest.update(tensor.contiguous().numpy().astype("<i8", copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def run_evaluation(run: Run) -> Evaluation:
+    """Evaluate; log a row of its own and a text sample; remember the best. The training stream stays put."""
+    config, progress = run.config, run.progress
+    run.status.update(phase="evaluate", step=progress.step)
+    with run.log.paused():
+        result = evaluate(
+            run.model,
+            run.validation,
+            tokens=config.evaluation.tokens,
+            batch_size=config.trainer.micro_batch_size or config.loader.batch_size,
+            seq_len=config.loader.seq_len,
+            autocast=run.autocast,
+            loss=run.loss,
+        )
+        progress.val_loss = result.loss
+        if progress.best_val_loss is None or result.loss < progress.best_val_loss:
+            progress.best_val_loss, progress.best_step = result.loss, progress.step
+        run.log.evaluation(progress, run.cursor["position"], result)
+        sample = run.sample(config.evaluation.sample_tokens)
+        if sample is not None:
+            log.info("sample: %r", sample)
+    run.status.update(phase="train")
+    return result
+
+
+def save(run: Run) -> None:
+    """Checkpoint the current step, unless it is saved already."""
+    progress = run.progress
+    run.status.update(phase="save", step=progress.step)
+    with run.log.paused():
+        progress.elapsed_s = run.log.elapsed_s()
+        path = checkpoint.save(
+            run.path,
+            model=run.model.state_dict(),
+            optimizer=run.optimizer.state_dict(),
+            rng=resume.rng_state(),
+            loader=run.cursor,
+            trainer={**vars(progress), **run.identity},
+            config=to_dict(run.config),
+        )
+    log.info("saved %s", path)
+    run.status.update(phase="train")
