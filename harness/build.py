@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,35 @@ from harness.trainer import Progress, Run
 log = logging.getLogger("harness")
 
 
-def build_run(
+@dataclass(frozen=True)
+class Learner:
+    """What a checkpoint's tensors hold. `rng` is None at a fresh start: the seed is set already."""
+
+    model: GPT
+    optimizer: torch.optim.Optimizer
+    rng: dict[str, Any] | None
+
+
+def build_learner(
+    config: TrainConfig, vocab_size: int, device: torch.device, saved: Checkpoint | None
+) -> Learner:
+    """Model and optimizer on the device: fresh from the seed, or exactly as `saved` left them."""
+    set_numerics(config, device)
+    resume.seed_rng(config.seed)
+    model = GPT(config.model, vocab_size=vocab_size, seq_len=config.loader.seq_len).to(device)
+    optimizer = make_optimizer(model, config.optimizer, device)
+    if saved is None:
+        return Learner(model, optimizer, None)
+    model.load_state_dict(saved.model_state())
+    optimizer.load_state_dict(saved.optimizer_state())
+    return Learner(model, optimizer, saved.rng_state())
+
+
+def assemble(
     config: TrainConfig,
     path: Path,
     *,
+    learner: Learner,
     data: Data,
     loader: Loader,
     device: torch.device,
@@ -39,21 +64,14 @@ def build_run(
     status: Status,
     tracker: Tracker,
 ) -> Run:
-    """A run ready for its next step: fresh from the seed, or exactly as `saved` left it."""
-    set_numerics(config, device)
-    manifest = data.train.manifest
-    torch.manual_seed(config.seed)
-    model = GPT(config.model, vocab_size=manifest.tokenizer.vocab_size, seq_len=config.loader.seq_len)
-    model.to(device)
-    optimizer = make_optimizer(model, config.optimizer, device)
-    if saved is not None:
-        _restore(saved, model, optimizer, loader)
+    """Everything the loop needs, in one place."""
+    model, manifest = learner.model, data.train.manifest
     return Run(
         config=config,
         path=path,
         model=model,
         loss=torch.compile(model.loss) if should_compile(config.compile, device) else model.loss,
-        optimizer=optimizer,
+        optimizer=learner.optimizer,
         loader=loader,
         validation=data.validation,
         device=device,
@@ -67,14 +85,6 @@ def build_run(
         status=status,
         sample=make_sampler(model, manifest, seed=config.seed),
     )
-
-
-def _restore(saved: Checkpoint, model: GPT, optimizer: torch.optim.Optimizer, loader: Loader) -> None:
-    model.load_state_dict(saved.model_state())
-    optimizer.load_state_dict(saved.optimizer_state())
-    loader.start_epoch(saved.trainer["epoch"])
-    loader.load_state_dict(saved.loader)
-    resume.restore_rng(saved.rng_state())
 
 
 def progress_of(saved: Checkpoint | None) -> Progress:

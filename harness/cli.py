@@ -35,7 +35,7 @@ from harness.config import (
 from harness.config_checks import validate
 from harness.errors import UserError
 
-EXIT_FAILED, EXIT_USER, EXIT_STOPPED = 1, 2, 75
+EXIT_FAILED, EXIT_USER, EXIT_STOPPED, EXIT_INTERRUPTED = 1, 2, 75, 130
 
 log = logging.getLogger("harness")
 
@@ -122,6 +122,7 @@ class _HeldStderr:
 def run_app(config_name: str, task: Callable[[DictConfig], Any], line: overrides.CommandLine) -> None:
     """Compose `config_name` from the command line and run `task` on it, once or once a sweep's job."""
     register()
+    logging.raiseExceptions = False  # a closed terminal or pipe must not fill a run's stderr with tracebacks
     sys.argv = [sys.argv[0], *line.words()]
     stderr = _HeldStderr()
 
@@ -172,7 +173,10 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
-    run_app("train", _train, line)
+    try:
+        run_app("train", _train, line)
+    except KeyboardInterrupt:  # outside the loop, where nothing needs saving
+        raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 def _train(cfg: DictConfig) -> float | None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from harness import checkpoint, resume, run_dir
-from harness.build import build_run, parent_of, progress_of
+from harness.build import Learner, assemble, build_learner, parent_of, progress_of
 from harness.checkpoint import Checkpoint
 from harness.commands import command
 from harness.config import TrainConfig, to_dict, total_steps
@@ -83,7 +83,11 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
         if saved is not None and plan.goes_on and saved.step >= total_steps(config):
             log.info("already complete at step %d: %s", saved.step, path)
             return Outcome(path, saved.step, saved.trainer["val_loss"])
-        return _execute(plan, composed or {})
+        learner = build_learner(config, data.train.vocab_size, device, saved)
+        if saved is not None:
+            loader.start_epoch(saved.trainer["epoch"])
+            loader.load_state_dict(saved.loader)
+        return _execute(plan, learner, composed or {})
 
 
 def _open_resumed(config: TrainConfig, path: Path) -> Checkpoint | None:
@@ -120,7 +124,7 @@ def record(config: TrainConfig) -> dict[str, Any]:
     return to_dict(dataclasses.replace(config, resume=None))
 
 
-def _execute(plan: _Plan, composed: dict[str, str]) -> Outcome:
+def _execute(plan: _Plan, learner: Learner, composed: dict[str, str]) -> Outcome:
     path, saved, manifest = plan.path, plan.saved, plan.data.train.manifest
     step = progress_of(saved).step
     path.mkdir(parents=True, exist_ok=True)
@@ -133,11 +137,13 @@ def _execute(plan: _Plan, composed: dict[str, str]) -> Outcome:
     with run_dir.log_file(path), _recorded(status) as ending, _tracker(plan, status, ending) as tracker:
         for line in plan.changes:
             log.info("%s", line)
-        run = build_run(
-            plan.config, path, data=plan.data, loader=plan.loader, device=plan.device, saved=saved,
-            status=status, tracker=tracker,
+        run = assemble(
+            plan.config, path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
+            saved=saved, status=status, tracker=tracker,
         )  # fmt: skip
         _describe(run, plan)
+        if learner.rng is not None:  # last, so that nothing between here and the first step draws a number
+            resume.restore_rng(learner.rng)
         with StopRequest() as stop:
             finished = train(run, stop)
         ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED

@@ -68,9 +68,10 @@ def check(
     problems += _data_problems(checkpoint, manifest, old_manifest)
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
+        refused = [key for key in changed if key in _FATAL | _ORDER]
+        mend = f"Drop {', '.join(refused)} from the command" if refused else "Use the data of the checkpoint"
         raise UserError(
-            f"{checkpoint.path} cannot go on like this:\n{lines}\n"
-            "Drop what changed, or start a new run without resume=."
+            f"{checkpoint.path} cannot go on like this:\n{lines}\n{mend}, or start a new run without resume=."
         )
     free = {key: values for key, values in changed.items() if key not in _SILENT}
     return [f"changed since the checkpoint: {key} {old} -> {new}" for key, (old, new) in free.items()]
@@ -112,8 +113,18 @@ def rng_state() -> dict[str, Any]:
         "numpy": [str(name), [int(k) for k in keys], int(position), int(has_gauss), float(gauss)],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "versions": {"torch": str(torch.__version__), "numpy": np.__version__},
     }
+
+
+def seed_rng(seed: int) -> None:
+    """Seed every generator that `rng_state` keeps."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def restore_rng(state: dict[str, Any]) -> None:
