@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.errors import UserError
 from harness.loaders.batch import Batch, Loader
@@ -16,66 +16,63 @@ from harness.loaders.batch import Batch, Loader
 _CLOSE_TIMEOUT = 10.0
 
 
+class _Raised(NamedTuple):
+    """What ended the thread, to be raised where a batch is asked for."""
+
+    error: BaseException
+    traceback: TracebackType | None
+
+
 class _ReadAhead:
     """One thread that keeps up to `depth` batches ready and ends at the first exception.
 
-    It knows nothing of the `Prefetcher`, so that one can be collected and stop it.
+    Each of `depth` tickets allows one read; handing a batch out gives its ticket back. The thread knows
+    nothing of the `Prefetcher`, so that one can be collected and stop it.
     """
 
     def __init__(self, loader: Loader, depth: int) -> None:
         self.pid = os.getpid()
         self._loader = loader
-        self._depth = depth
-        self._ready: deque[Batch] = deque()
-        self._changed = threading.Condition()
+        self._ready: SimpleQueue[Batch | _Raised] = SimpleQueue()
+        self._tickets: SimpleQueue[None] = SimpleQueue()
+        for _ in range(depth):
+            self._tickets.put(None)
+        self._raised: _Raised | None = None
         self._stopped = False
-        self._error: BaseException | None = None
-        self._traceback: TracebackType | None = None
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
         self._thread.start()
 
     def get(self) -> Batch:
         """The next batch in order, or, when all before it are handed out, the loader's exception."""
-        with self._changed:
-            while not self._ready and self._error is None:
-                self._changed.wait()
-            if self._ready:
-                self._changed.notify_all()
-                return self._ready.popleft()
-        assert self._error is not None
-        raise self._error.with_traceback(self._traceback)
+        item = self._raised or self._ready.get()
+        if isinstance(item, _Raised):
+            self._raised = item
+            raise item.error.with_traceback(item.traceback)
+        self._tickets.put(None)
+        return item
 
     def stop(self, timeout: float | None = None) -> None:
         """End the thread, after the read in progress; it waits for nothing else.
 
-        In a forked child there is no thread to end, and the lock may be held for ever.
+        In a forked child there is no thread to end, and a queue's lock may be held for ever.
         """
         if self.pid != os.getpid():
             return
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        self._stopped = True
+        self._tickets.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        while self._wait_for_room():
-            try:
-                batch = self._loader.next_batch()
-            except BaseException as error:
-                with self._changed:
-                    self._error, self._traceback = error, error.__traceback__
-                    self._changed.notify_all()
+        while True:
+            self._tickets.get()
+            if self._stopped:
                 return
-            with self._changed:
-                self._ready.append(batch)
-                self._changed.notify_all()
-
-    def _wait_for_room(self) -> bool:
-        with self._changed:
-            while len(self._ready) >= self._depth and not self._stopped:
-                self._changed.wait()
-            return not self._stopped
+            try:
+                self._ready.put(self._loader.next_batch())
+            except BaseException as error:
+                self._ready.put(_Raised(error, error.__traceback__))
+                return
 
 
 class Prefetcher:

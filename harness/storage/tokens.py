@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -92,7 +92,8 @@ class TokenStore:
 
     `paths` are the shards, `offsets` the prefix sums of their tokens (`[0, 4, 7]` for shards of 4 and 3).
     Files are opened on the first read, once in each process: a store may be used, then forked or pickled, and
-    used again on either side. Reads are thread-safe. With `mmap=False` files are only read at positions.
+    used again on either side. Reads are thread-safe. With `mmap=False` files are only read at positions: slower,
+    but a file cut short while in use is then an error, where touching its mapping ends the process (SIGBUS).
     """
 
     def __init__(
@@ -187,17 +188,19 @@ class TokenStore:
             opened = self._opened = _Opened(os.getpid(), reader, descriptors)
         return opened
 
-    def _parts(self, start: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+    def _parts(self, start: int, count: int) -> list[tuple[int, int, int, int]]:
         """(extent, first token in it, tokens, place in the result) for each piece of a range."""
-        done = 0
+        parts = []
         index = bisect_right(self._starts, start) - 1
+        done = 0
         while done < count:
             local = start + done - self._starts[index]
-            take = min(count - done, self._extents[index].tokens - local, _PIECE)
-            yield index, local, take, done
+            left = self._extents[index].tokens - local
+            take = min(count - done, left, _PIECE)
+            parts.append((index, local, take, done))
             done += take
-            if local + take == self._extents[index].tokens:
-                index += 1
+            index += take == left
+        return parts
 
     def _int64(self, start: int, count: int) -> TokenArray:
         start, count = self._checked_range(start, count)

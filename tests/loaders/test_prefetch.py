@@ -1,0 +1,235 @@
+"""Reading ahead changes nothing that can be seen: batches, cursors, errors, and it always ends."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.errors import UserError
+from harness.loaders import Batch, Prefetcher, TokenDataLoader
+from harness.storage import TokenStore, open_store
+from tests.helpers_sets import write_set
+
+DEPTHS = [0, 1, 8]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TokenStore:
+    return open_store(write_set(tmp_path, {"train": [list(range(30)), list(range(30, 95))]}), "train")
+
+
+def _drain(loader: TokenDataLoader | Prefetcher) -> list[Batch]:
+    batches = []
+    while True:
+        try:
+            batches.append(loader.next_batch())
+        except StopIteration:
+            return batches
+
+
+def _same(first: list[Batch], second: list[Batch]) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets) and a.cursor == b.cursor
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_every_depth_gives_the_same_batches_and_cursors(store: TokenStore, depth: int) -> None:
+    plain = _drain(TokenDataLoader(store, 2, 3))
+    with Prefetcher(TokenDataLoader(store, 2, 3), depth) as loader:
+        for epoch in range(3):
+            loader.start_epoch(epoch)
+            assert _same(_drain(loader), plain)
+            with pytest.raises(StopIteration):
+                loader.next_batch()
+            assert loader.position == 90
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_cursor_is_that_of_the_last_batch_handed_out(store: TokenStore, depth: int) -> None:
+    inner = TokenDataLoader(store, 2, 3)
+    with Prefetcher(inner, depth) as loader:
+        for step in range(1, 4):
+            batch = loader.next_batch()
+            _wait_until(lambda ahead=6 * (step + depth): inner.position >= min(ahead, 90))  # type: ignore[misc]
+            assert loader.state_dict() == batch.cursor
+            assert loader.position == 6 * step
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_no_more_than_depth_batches_are_read_ahead(store: TokenStore, depth: int) -> None:
+    inner = TokenDataLoader(store, 2, 3)
+    with Prefetcher(inner, depth) as loader:
+        loader.next_batch()
+        _wait_until(lambda: inner.position == 6 * (1 + depth))
+        time.sleep(0.05)
+        assert inner.position == 6 * (1 + depth)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_moving_with_batches_in_flight_skips_and_repeats_nothing(store: TokenStore, depth: int) -> None:
+    plain = _drain(TokenDataLoader(store, 2, 3))
+    with Prefetcher(TokenDataLoader(store, 2, 3), depth) as loader:
+        taken = [loader.next_batch() for _ in range(5)]
+        loader.reset()
+        assert loader.position == 0
+        assert _same([loader.next_batch() for _ in range(2)], plain[:2])
+        loader.load_state_dict(taken[-1].cursor)
+        assert loader.state_dict() == taken[-1].cursor
+        assert _same([loader.next_batch()], plain[5:6])
+        loader.start_epoch(1)
+        assert _same(_drain(loader), plain)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_refused_call_skips_nothing(store: TokenStore, depth: int) -> None:
+    plain = _drain(TokenDataLoader(store, 2, 3))
+    with Prefetcher(TokenDataLoader(store, 2, 3), depth) as loader:
+        loader.next_batch()
+        with pytest.raises(UserError, match="seq_len: checkpoint 9, config 3"):
+            loader.load_state_dict(loader.state_dict() | {"seq_len": 9})
+        with pytest.raises(UserError, match="position: checkpoint 96"):
+            loader.validate_state_dict(loader.state_dict() | {"position": 96})
+        with pytest.raises(UserError, match="epoch=-1"):
+            loader.start_epoch(-1)
+        assert loader.position == 6
+        assert _same(_drain(loader), plain[1:])
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_resume_from_any_cursor_gives_the_rest(store: TokenStore, depth: int) -> None:
+    plain = _drain(TokenDataLoader(store, 2, 3))
+    for step in (1, 7, 15):
+        with Prefetcher(TokenDataLoader(store, 2, 3), depth) as loader:
+            loader.load_state_dict(plain[step - 1].cursor)
+            assert _same(_drain(loader), plain[step:])
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_an_error_comes_in_its_place_as_it_is_and_stays(tmp_path: Path, depth: int) -> None:
+    tokens = [*range(20), 99, *range(20)]
+    write_set(tmp_path, {"train": [tokens]}, tokenizer={"vocab_size": 50})
+    with Prefetcher(TokenDataLoader(open_store(tmp_path, "train"), 2, 3), depth) as loader:
+        assert [loader.next_batch().cursor["position"] for _ in range(3)] == [6, 12, 18]
+        for _ in range(3):
+            with pytest.raises(UserError, match="token id 99 at position 20") as caught:
+                loader.next_batch()
+            assert "_refuse_id" in "".join(traceback.format_tb(caught.value.__traceback__))
+            assert loader.position == 18
+        loader.reset()
+        assert loader.next_batch().inputs.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_close_ends_a_thread_that_waits_for_room(store: TokenStore) -> None:
+    before = _threads()
+    inner = TokenDataLoader(store, 2, 3)
+    loader = Prefetcher(inner, 2)
+    batch = loader.next_batch()
+    _wait_until(lambda: inner.position == 18)
+    assert len(_threads()) == len(before) + 1
+    loader.close()
+    loader.close()
+    assert _threads() == before
+    assert loader.state_dict() == batch.cursor
+    with pytest.raises(RuntimeError, match="closed"):
+        loader.next_batch()
+
+
+def test_each_epoch_leaves_no_thread_behind(store: TokenStore) -> None:
+    before = len(_threads())
+    with Prefetcher(TokenDataLoader(store, 2, 3), 4) as loader:
+        for epoch in range(5):
+            loader.start_epoch(epoch)
+            loader.next_batch()
+            assert len(_threads()) == before + 1
+    assert len(_threads()) == before
+
+
+def test_a_loader_that_is_dropped_without_close_takes_its_thread_along(store: TokenStore) -> None:
+    before = len(_threads())
+    loader = Prefetcher(TokenDataLoader(store, 2, 3), 2)
+    loader.next_batch()
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+    assert len(_threads()) == before
+
+
+def test_nothing_is_read_and_no_thread_started_before_the_first_batch(store: TokenStore) -> None:
+    before = len(_threads())
+    inner = TokenDataLoader(store, 2, 3)
+    with Prefetcher(inner, 4):
+        assert len(_threads()) == before
+        assert inner.position == 0
+    with Prefetcher(inner, 0) as synchronous:
+        synchronous.next_batch()
+        assert len(_threads()) == before
+        assert inner.position == 6
+
+
+def test_a_forked_child_continues_where_the_parent_was(store: TokenStore) -> None:
+    plain = _drain(TokenDataLoader(store, 2, 3))
+    with Prefetcher(TokenDataLoader(store, 2, 3), 4) as loader:
+        loader.next_batch()
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+
+        def child() -> None:
+            theirs.send([batch.inputs.tolist() for batch in _drain(loader)])
+            loader.close()
+
+        process = context.Process(target=child)
+        process.start()
+        assert ours.poll(60)
+        expected = [batch.inputs.tolist() for batch in plain[1:]]
+        assert ours.recv() == expected
+        process.join(60)
+        assert process.exitcode == 0
+        assert [batch.inputs.tolist() for batch in _drain(loader)] == expected
+
+
+@pytest.mark.parametrize("depth", [-1, True, 2.0])
+def test_a_depth_that_cannot_be_is_refused(store: TokenStore, depth: int) -> None:
+    with pytest.raises(UserError, match=r"loader\.prefetch="):
+        Prefetcher(TokenDataLoader(store, 2, 3), depth)
+
+
+_END_IN_FLIGHT = """
+import sys
+from harness.loaders import Prefetcher, TokenDataLoader
+from harness.storage import open_store
+loader = Prefetcher(TokenDataLoader(open_store(sys.argv[1], "train"), 2, 3), 2)
+loader.next_batch()
+"""
+
+
+def test_a_process_ends_cleanly_with_batches_in_flight(store: TokenStore) -> None:
+    command = [sys.executable, "-c", _END_IN_FLIGHT, str(store.manifest.directory)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
