@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from harness.errors import UserError
-from harness.storage.files import unreadable
+from harness.storage.io import unreadable
 from harness.storage.manifest import SPLITS, Manifest, Shard, load_manifest
 from harness.storage.tokens import Extent, TokenStore
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from harness.errors import UserError
-from harness.storage.files import Descriptors, map_file, read_exactly, truncated, will_need
+from harness.storage.io import Descriptors, map_file, read_exactly, truncated, will_need
 from harness.storage.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class TokenStore:
 
     `paths` are the shards, `offsets` the prefix sums of their tokens (`[0, 4, 7]` for shards of 4 and 3).
     Files are opened on the first read, once in each process: a store may be used, then forked or pickled, and
-    used again on either side. Reads are thread-safe. With `mmap=False` files are only read at positions: slower,
-    but a file cut short while in use is then an error, where touching its mapping ends the process (SIGBUS).
+    used again on either side. Reads are thread-safe. With `mmap=False` files are only read at positions:
+    slower, but a file cut short while in use is an error, where touching its mapping ends the process.
     """
 
     def __init__(
