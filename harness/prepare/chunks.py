@@ -21,7 +21,7 @@ from harness.errors import UserError
 from harness.prepare.corpora import SourceFile
 
 CHUNK_BYTES = 4 << 20
-GIANT_BYTES = 32 << 20
+GIANT_BYTES = 16 << 20
 PIECE_BYTES = 8 << 20
 CHUNK_FILES = 4096
 _BLOCK = 1 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Iterator
@@ -148,6 +149,8 @@ def _lines(chunk: LineChunk, name: str, result: Encoded) -> Iterator[tuple[str, 
             file.seek(chunk.start)
             data = file.read(chunk.stop - chunk.start)
     result.lines = data.count(b"\n")
+    if data.startswith(codecs.BOM_UTF8):
+        data = data.removeprefix(codecs.BOM_UTF8)
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line or line.isspace():
             continue
@@ -163,7 +166,7 @@ class _BadDocument(Exception):
 
 def _document(line: bytes, name: str) -> tuple[str, bytes]:
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise _BadDocument(f"not valid UTF-8 at byte {error.start} of the line") from error
     except (ValueError, RecursionError) as error:

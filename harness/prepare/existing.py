@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
 from harness.prepare.summary import SplitSummary, Summary
-from harness.prepare.workplace import PROVENANCE
+from harness.prepare.workplace import provenance
 from harness.storage.manifest import load_manifest
 
 
@@ -31,7 +30,7 @@ def accept_existing(
     wanted |= {f"tokenizer.{key}": value for key, value in tokenizer.items()}
     there = {f"preparation.{key}": preparation.get(key) for key in settings}
     there |= {f"tokenizer.{key}": raw["tokenizer"].get(key) for key in tokenizer}
-    if wanted == there and _provenance(directory).get("corpus_fingerprint") != fingerprint:
+    if wanted == there and provenance(directory).get("corpus_fingerprint") != fingerprint:
         wanted["preparation.corpus_sha256"] = corpus_sha256()
         there["preparation.corpus_sha256"] = preparation.get("corpus_sha256")
     different = [key for key in wanted if wanted[key] != there[key]]
@@ -52,7 +51,7 @@ def summary_of(directory: Path, *, already_there: bool, seconds: float = 0.0) ->
         name: SplitSummary(split.documents or 0, split.total_tokens, split.bytes or 0, len(split.shards))
         for name, split in manifest.splits.items()
     }
-    documents = _provenance(directory).get("documents", {})
+    documents = provenance(directory).get("documents", {})
     return Summary(
         directory=directory,
         digest=manifest.metadata_sha256,
@@ -64,12 +63,3 @@ def summary_of(directory: Path, *, already_there: bool, seconds: float = 0.0) ->
         seconds=seconds,
         already_there=already_there,
     )
-
-
-def _provenance(directory: Path) -> dict[str, Any]:
-    """The facts of the making; an absent or damaged file is no fault, it is not part of the identity."""
-    try:
-        value = json.loads((directory / PROVENANCE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -18,6 +18,7 @@ from harness.prepare.pool import default_workers
 from harness.prepare.tokenizers import Tokenizer
 
 SMALL_CORPUS_BYTES = 64 << 20  # below it, starting processes costs more than they save
+JOURNAL_VERSION = 1  # of State and the writers' states
 Report = Callable[[str], object]
 PrepareLike = PrepareScriptConfig | TrainConfig
 
@@ -88,6 +89,7 @@ class Job:
         """What must be equal for an interrupted preparation to go on."""
         return _sha256_json(
             [
+                JOURNAL_VERSION,
                 preparation_settings(self.config),
                 self.tokenizer.manifest_section(),
                 self.config.data.name,

@@ -60,7 +60,8 @@ def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
     job = Job(config, directory, files, make_tokenizer(config.tokenizer), report)
     try:
         with workplace.locked(directory, report):
-            workplace.heal(directory)
+            if workplace.heal(directory) and workplace.finished(directory, job.identity()):
+                return summary_of(directory, already_there=True)
             if workplace.manifest_path(directory) is not None and not config.prepare.overwrite:
                 return _existing(job)
             workplace.check_replaceable(directory)
@@ -227,7 +228,8 @@ def _disk_error(
         return error
     total = sum(file.size for file in job.files)
     written = sum(writer.tokens for writer in writers.values()) * job.tokenizer.dtype.itemsize
-    needed = written * total // max(1, state.source_bytes)
+    done = state.source_bytes
+    needed = written * total // done if done else total * job.tokenizer.dtype.itemsize
     free = workplace.free_bytes(building)
     raise UserError(
         f"{building}: no room ({error.strerror}): about {needed:,} bytes are needed, {written:,} are written "

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def encode_all(
     pending: deque[tuple[Chunk, Future[Encoded]]] = deque()
     try:
         for chunk in chunks:
-            pending.append((chunk, pool.submit(_encode_in_worker, chunk)))
+            with _interrupts_held():  # the first submit starts the workers
+                pending.append((chunk, pool.submit(_encode_in_worker, chunk)))
             if len(pending) >= PENDING_PER_WORKER * workers:
                 yield _first(pending)
         while pending:
@@ -69,6 +71,19 @@ def encode_all(
 def _first(pending: deque[tuple[Chunk, Future[Encoded]]]) -> tuple[Chunk, Encoded]:
     chunk, future = pending.popleft()
     return chunk, future.result()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, not even before `_start_worker` runs in them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _start_worker(folder: str, section: dict[str, Any] | None, rules: Rules) -> None:

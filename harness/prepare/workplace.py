@@ -60,25 +60,38 @@ def locked(directory: Path, report: Callable[[str], object]) -> Iterator[None]:
         yield
 
 
-def heal(directory: Path) -> None:
-    """After a kill in the middle of a swap: put one whole set back under its name."""
+def heal(directory: Path) -> bool:
+    """After a kill in the middle of a swap: put one whole set back under its name.
+
+    Returns whether that completed the swap, so that the new set is there.
+    """
     building, replaced = beside(directory, "preparing"), beside(directory, "replaced")
-    if replaced.exists() and not directory.exists():
+    if not replaced.exists():
+        return False
+    if not directory.exists():
         whole = manifest_path(building) is not None and not (building / JOURNAL).exists()
-        _rename(building if whole else replaced, directory)
-    if replaced.exists():
-        shutil.rmtree(replaced)
+        if not whole:
+            _rename(replaced, directory)
+            return False
+        _rename(building, directory)
+    shutil.rmtree(replaced)
+    return True
 
 
-def finished(building: Path, identity: str) -> bool:
-    """Whether a kill came after the last file of this very set was written and before it got its name."""
-    if manifest_path(building) is None or (building / JOURNAL).exists():
+def finished(folder: Path, identity: str) -> bool:
+    """Whether `folder` holds every file of the set with this identity, under whatever name."""
+    if manifest_path(folder) is None or (folder / JOURNAL).exists():
         return False
+    return provenance(folder).get("identity") == identity
+
+
+def provenance(folder: Path) -> dict[str, Any]:
+    """The facts of the making; an absent or damaged file is no fault, it is not part of the identity."""
     try:
-        provenance = json.loads((building / PROVENANCE).read_text())
+        value = json.loads((folder / PROVENANCE).read_text())
     except (OSError, ValueError):
-        return False
-    return isinstance(provenance, dict) and provenance.get("identity") == identity
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def remove_temporaries(building: Path) -> None:

@@ -1,0 +1,161 @@
+"""A set that is there: never touched unasked, replaced whole when asked, and never by two at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests.helpers_prepare import (
+    REPOSITORY,
+    documents_of,
+    jsonl,
+    prepared,
+    refusal,
+    snapshot,
+    start_child,
+    texts,
+    write_jsonl,
+)
+
+
+def whole_state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_same_set_is_left_alone(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(100), ""])
+    first = prepared(tmp_path / "set", jsonl(source))
+    before = whole_state(tmp_path / "set")
+    again = prepared(tmp_path / "set", jsonl(source))
+    assert again.already_there
+    assert not first.already_there
+    assert (again.digest, again.splits, again.empty_documents) == (first.digest, first.splits, 1)
+    assert "already prepared" in str(again)
+    assert whole_state(tmp_path / "set") == before
+
+
+def test_a_copy_of_the_corpus_is_the_same_corpus(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(100))
+    prepared(tmp_path / "set", jsonl(source))
+    copy = tmp_path / "copy.jsonl"
+    shutil.copyfile(source, copy)
+    os.utime(copy, ns=(1, 1))
+    assert prepared(tmp_path / "set", jsonl(copy), workers=2).already_there
+
+
+def test_another_set_is_refused_naming_each_difference(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(100))
+    prepared(tmp_path / "set", jsonl(source))
+    before = whole_state(tmp_path / "set")
+    message = refusal(tmp_path / "set", jsonl(source), val_fraction=0.3, max_document_tokens=9)
+    assert "preparation.val_fraction: there 0.2, asked for 0.3" in message
+    assert "preparation.max_document_tokens: there None, asked for 9" in message
+    assert "shard_tokens" not in message
+    assert "prepare.overwrite=true" in message
+    with open(source, "a") as file:
+        file.write('{"text": "one more"}\n')
+    message = refusal(tmp_path / "set", jsonl(source))
+    there = json.loads((tmp_path / "set" / "metadata.json").read_text())["preparation"]["corpus_sha256"]
+    assert f"preparation.corpus_sha256: there {there}, asked for " in message
+    assert whole_state(tmp_path / "set") == before
+
+
+def test_overwriting_swaps_in_a_whole_set_and_disturbs_no_reader(tmp_path: Path) -> None:
+    old = write_jsonl(tmp_path / "old.jsonl", texts(100))
+    new = write_jsonl(tmp_path / "new.jsonl", texts(50, seed=1))
+    prepared(tmp_path / "set", jsonl(old))
+    mapped = np.load(tmp_path / "set" / "train_00000.npy", mmap_mode="r")
+    held = mapped.copy()
+    prepared(tmp_path / "set", jsonl(new), overwrite=True)
+    assert np.array_equal(mapped, held)
+    found = documents_of(tmp_path / "set", "train") + documents_of(tmp_path / "set", "val")
+    assert sorted(found) == sorted(texts(50, seed=1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new.jsonl", "old.jsonl", "set", "set.lock"]
+
+
+def test_a_failed_overwrite_leaves_the_old_set(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(100))
+    prepared(tmp_path / "set", jsonl(source))
+    before = whole_state(tmp_path / "set")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("nothing\n" * 5)
+    assert "5 of 5 documents are bad" in refusal(tmp_path / "set", jsonl(bad), overwrite=True)
+    assert whole_state(tmp_path / "set") == before
+
+
+def test_files_of_others_are_never_lost(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(100))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    assert "is not a prepared set" in refusal(tmp_path / "mine", jsonl(source), overwrite=True)
+    prepared(tmp_path / "set", jsonl(source))
+    (tmp_path / "set" / "notes.txt").write_text("mine")
+    message = refusal(tmp_path / "set", jsonl(source), overwrite=True)
+    assert "notes.txt" in message
+    assert (tmp_path / "set" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    assert prepared(tmp_path / "set", jsonl(write_jsonl(tmp_path / "a.jsonl", texts(50)))).documents == 50
+
+
+def test_two_preparations_at_once_make_one_set(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(500))
+    children = [start_child(source, tmp_path / "set") for _ in range(2)]
+    outputs = [child.communicate(timeout=60) for child in children]
+    assert [child.returncode for child in children] == [0, 0], outputs
+    already = sorted("already True" in out for out, _ in outputs)
+    assert already == [False, True]
+    digests = {line for out, _ in outputs for line in out.split() if len(line) == 64 and line.isalnum()}
+    assert digests == {prepared(tmp_path / "other", jsonl(source), shard_tokens=3000).digest}
+
+
+_FULL_DISK = """
+import resource, sys
+from harness.config import DataConfig, JsonlCorpusConfig, PrepareConfig, PrepareScriptConfig
+from harness.errors import UserError
+from harness.prepare import chunks, pipeline, prepare
+chunks.CHUNK_BYTES, pipeline.JOURNAL_SECONDS = 2000, 0.0
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    prepare(PrepareScriptConfig(
+        data=DataConfig(path=sys.argv[2]), corpus=JsonlCorpusConfig(path=sys.argv[1]),
+        prepare=PrepareConfig(val_fraction=0.2, workers=1)))
+except UserError as error:
+    print(error)
+"""
+
+
+def test_no_room_says_how_much_is_needed_and_goes_on_later(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(2000))
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(source), str(tmp_path / "set")],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "set.preparing: no room" in done.stdout
+    assert "bytes are needed" in done.stdout
+    assert "are free" in done.stdout
+    assert not (tmp_path / "set").exists()
+    said = (tmp_path / "set.preparing" / "journal.json").read_text()
+    assert json.loads(said)["state"]["splits"]["train"]["partial_tokens"] > 10_000
+    prepared(tmp_path / "set", jsonl(source))
+    prepared(tmp_path / "other", jsonl(source))
+    assert snapshot(tmp_path / "set") == snapshot(tmp_path / "other")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(10))
+    (tmp_path / "file").write_text("not a folder")
+    message = refusal(tmp_path / "file" / "set", jsonl(source))
+    assert str(tmp_path / "file") in message
