@@ -45,7 +45,7 @@ class MetricsFile:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Every row, in order; a last line that is not whole (still being written, or torn) is skipped.
 
-    Raises `UserError` with file and line where any other line is not a JSON object.
+    Raises `UserError` with file and line where any other line is not a row.
     """
     rows = [json.loads(line) for line in _whole_lines(path)]
     return [{key: _decode(value) for key, value in row.items()} for row in rows]
@@ -80,7 +80,7 @@ def _decode(value: Any) -> Any:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Every line that holds a JSON object, each with its newline."""
+    """Every line that holds a row, each with its newline."""
     lines = path.read_bytes().split(b"\n")
     whole = []
     for number, line in enumerate(lines, start=1):
@@ -90,12 +90,12 @@ def _whole_lines(path: Path) -> list[bytes]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if isinstance(row, dict):
+        if isinstance(row, dict) and isinstance(row.get("step", 0), int):
             whole.append(line + b"\n")
         elif any(later.strip() for later in lines[number:]):
             # A crash can only tear the end; this was something else, and dropping it would hide it.
             raise UserError(
-                f"{path}: line {number} is not a JSON object: {line[:80]!r}. A metrics file holds one "
-                "object a line; restore the file, or delete that line to go on without that row"
+                f"{path}: line {number} is not a row (a JSON object whose step is an integer): "
+                f"{line[:80]!r}. A metrics file holds one row a line; restore the file, or delete that line to go on without that row"
             )
     return whole

@@ -6,12 +6,13 @@ terminal, wait on a silent server, and return the previous run where one was not
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import netrc
 import os
 import re
 import secrets
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from harness.tracking import NoTracker, Tracker
 
 Report = Callable[[str], None]
 
+_TEARDOWN_SECONDS = 2.0
+
+
+# Runs that this process has not finished: while there is one, wandb's helper process has to stay.
+_unfinished: weakref.WeakSet[WandbTracker] = weakref.WeakSet()
+
 
 class WandbTracker:
     """One W&B run, held as an object: nothing here uses `wandb.run` or `wandb.log`."""
@@ -29,14 +36,14 @@ class WandbTracker:
     def __init__(self, run: Any, *, finish_timeout: float, report: Report) -> None:
         self.id: str | None = str(run.id)
         self._run, self._timeout, self._report = run, finish_timeout, report
-        self._open = True
         self._failed = False
         # A resumed online run already has the rows after the checkpoint, and takes no step twice.
         self._first_step = int(run.starting_step) if run.resumed else 0
+        _unfinished.add(self)
 
     def log(self, row: dict[str, Any]) -> None:
         """Send one row at its step; the first failure ends the mirror with one line."""
-        if self._failed or not self._open or row["step"] < self._first_step:
+        if self._failed or self not in _unfinished or row["step"] < self._first_step:
             return
         try:
             self._run.log(row, step=row["step"])
@@ -49,30 +56,18 @@ class WandbTracker:
 
     def finish(self, exit_code: int) -> None:
         """Close the run, waiting at most `tracker.finish_timeout` seconds for its upload."""
-        if not self._open:
+        if self not in _unfinished:
             return
-        self._open = False
-        failures: list[BaseException] = []
-
-        def finish() -> None:
-            try:
-                self._run.finish(exit_code=exit_code)
-            except BaseException as error:
-                failures.append(error)
-
-        # A thread, because no setting of wandb bounds every wait inside it.
-        thread = threading.Thread(target=finish, name="wandb-finish", daemon=True)
-        thread.start()
-        thread.join(self._timeout)
-        if thread.is_alive():
+        _unfinished.discard(self)
+        error = _within(self._timeout, lambda: self._run.finish(exit_code=exit_code))
+        if isinstance(error, _StillRunning):
             self._report(
                 f"W&B: the upload did not end within tracker.finish_timeout={self._timeout:g} s; "
                 f"send the rest later: wandb sync {_directory(self._run)}"
             )
-        elif failures:
-            if not self._failed:
-                self._report(f"W&B: closing the run failed ({_short(failures[0])})")
-            _restart_service()
+        elif error is not None and not self._failed:
+            self._report(f"W&B: closing the run failed ({_short(error)})")
+        _end_service()
 
 
 def open_wandb(
@@ -130,7 +125,7 @@ def open_wandb(
         except Exception as error:
             reason = f"online failed ({_short(error)})"
             # The failed attempt keeps the id occupied inside wandb's service; a new one has it free.
-            _restart_service()
+            _end_service()
     if run is None:
         try:
             run = wandb.init(**arguments, mode="offline", settings=_settings(wandb, config, None))
@@ -139,11 +134,13 @@ def open_wandb(
             return NoTracker()
         if reason:
             report(f"W&B: {reason}; logged offline, send it later: wandb sync {_directory(run)}")
-    try:
-        _describe(wandb, run, digests, manifest_path)
-    except Exception as error:
-        report(f"W&B: the data set could not be recorded ({_short(error)}); the run is logged without it")
-    return WandbTracker(run, finish_timeout=config.finish_timeout, report=report)
+    tracker = WandbTracker(run, finish_timeout=config.finish_timeout, report=report)
+    _describe(run, digests)
+    # This asks the server, and takes as long as it likes to answer.
+    fault = _within(config.init_timeout, lambda: _record_manifest(wandb, run, digests, manifest_path))
+    if fault is not None:
+        report(f"W&B: the data set was not recorded ({_short(fault)}); the run is logged without it")
+    return tracker
 
 
 def _mode(wandb: Any, config: WandbTrackerConfig) -> tuple[str, str | None, str]:
@@ -198,30 +195,64 @@ def _settings(wandb: Any, config: WandbTrackerConfig, key: str | None) -> Any:
     return wandb.Settings(**{k: v for k, v in wanted.items() if v is not None and k in known})
 
 
-def _describe(wandb: Any, run: Any, digests: dict[str, str], manifest_path: Path) -> None:
-    """Tokens as the x-axis, the digests in the summary, the manifest as a `dataset` artifact."""
+def _describe(run: Any, digests: dict[str, str]) -> None:
+    """Tokens as the x-axis, the digests in the summary."""
     run.define_metric("tokens")
     run.define_metric("*", step_metric="tokens")
     run.summary.update({f"data/{key}": value for key, value in digests.items()})
-    folder = manifest_path.resolve().parent
+
+
+def _record_manifest(wandb: Any, run: Any, digests: dict[str, str], path: Path) -> None:
+    """The manifest as an artifact of type `dataset`, named after the set's two folders."""
+    folder = path.resolve().parent
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.parent.name}-{folder.name}")[-120:]
     artifact = wandb.Artifact(name, type="dataset", metadata=dict(digests))
     # A manifest is never changed: no copy in the user's cache folder is needed.
-    artifact.add_file(str(manifest_path), policy="immutable", skip_cache=True)
+    artifact.add_file(str(path), policy="immutable", skip_cache=True)
     run.log_artifact(artifact)
 
 
 def _quiet(wandb: Any) -> None:
+    """Nothing of wandb's on the terminal, nor, through the root logger, in train.log."""
     wandb.setup(settings=wandb.Settings(silent=True))
+    logging.getLogger("wandb").propagate = False
 
 
-def _restart_service() -> None:
-    """Give up wandb's helper process, so that its faults reach neither the next run nor the exit."""
+def _end_service() -> None:
+    """End wandb's helper process: the run's file is whole then, and a fault of it stays behind.
+
+    Bounded as well, because the same wait at the interpreter's exit, which this takes over, is not.
+    """
     import wandb
 
-    with contextlib.suppress(Exception):
-        wandb.teardown()
-    _quiet(wandb)
+    if not _unfinished:
+        _within(_TEARDOWN_SECONDS, wandb.teardown)
+        _quiet(wandb)
+
+
+class _StillRunning(Exception):
+    """What was started did not end in time, and goes on in its thread."""
+
+
+def _within(seconds: float, action: Callable[[], object]) -> BaseException | None:
+    """Run `action` for at most `seconds`: its error, `_StillRunning`, or None where it succeeded.
+
+    A thread, because no setting of wandb bounds every wait inside it.
+    """
+    errors: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=attempt, name="wandb", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        return _StillRunning(f"no answer in {seconds:g} s")
+    return errors[0] if errors else None
 
 
 def _directory(run: Any) -> str:
