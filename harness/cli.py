@@ -146,19 +146,24 @@ def _guarded(task: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
     try:
         return task(cfg)
     except UserError as error:
-        remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
+    finally:
+        remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
 
 
 def remove_if_empty(folder: Path) -> None:
     """Take back the empty folder that Hydra makes before a job starts, and empty ones above it."""
     for path in (folder, *folder.parents):
-        if path == Path.cwd() or not path.is_relative_to(Path.cwd()) or any(path.iterdir()):
+        if path == Path.cwd() or not path.is_relative_to(Path.cwd()) or not _is_empty_dir(path):
             return
         path.rmdir()
+
+
+def _is_empty_dir(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def main() -> None:

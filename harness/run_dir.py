@@ -145,6 +145,7 @@ def log_file(path: Path) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     harness, file_only = logging.getLogger("harness"), logging.getLogger("harness.file")
     file_only.propagate = False
+    harness.setLevel(logging.INFO)
     for logger in (harness, file_only):
         logger.addHandler(handler)
     try:

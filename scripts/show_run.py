@@ -1,0 +1,79 @@
+"""What came of a run: its loss beside what counting achieves on the same text, a sample, and how to go on.
+
+python scripts/show_run.py RUN [tokens=200]
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.commands import command
+from harness.errors import UserError
+from harness.script_words import parse, run_script
+
+
+@dataclass
+class ShowOptions:
+    """Options of this script."""
+
+    tokens: int = 300
+    prompt: str = ""
+    seed: int = 0
+
+
+def main() -> None:
+    path, options = parse(sys.argv[1:], ShowOptions, "RUN", "Show what came of a run.")
+    import torch
+
+    from harness.baselines import baseline_losses
+    from harness.evaluation import bits_per_byte
+    from harness.finished import load
+    from harness.prepare import load_tokenizer
+    from harness.sample import sample_text
+    from harness.storage import open_store
+
+    finished = load(path, torch.device("cpu"))
+    directory, trained = finished.set_directory, finished.checkpoint.trainer
+    train, validation = open_store(directory, "train"), open_store(directory, "val")
+    tokens = finished.config.evaluation.tokens
+    losses = baseline_losses(train, validation, tokens) | {"this run": trained["val_loss"]}
+    bits = {name: bits_per_byte(loss, validation) for name, loss in losses.items()}
+    tokenizer = load_tokenizer(directory, validation.manifest)
+    text = sample_text(
+        finished.model,
+        tokenizer,
+        options.prompt,
+        options.tokens,
+        temperature=0.8,
+        top_k=None,
+        seed=options.seed,
+    )
+    print(f"\n--- a sample of {options.tokens} tokens " + "-" * 40)
+    print(text)
+    print("-" * 70)
+    print(f"bits a byte on the first {min(tokens, validation.total_tokens - 1):,} validation tokens:")
+    for name, value in bits.items():
+        if value is None:
+            raise UserError(f"{validation.manifest.path} does not count bytes: prepare the set again")
+        print(f"  {name:<9} {value:.3f}")
+    ours, bigram = bits["this run"], bits["bigram"]
+    assert ours is not None
+    assert bigram is not None
+    relation = "below" if ours < bigram else "ABOVE"
+    print(f"  the model is {abs(bigram - ours):.3f} bits {relation} the bigram baseline")
+    step, run = trained["step"], shown(finished.checkpoint.run_dir)
+    print(f"\nthe run lies in       {run}  (step {step}, {trained['elapsed_s']:.0f} s)")
+    print(f"go on with it         {command('train', f'resume={run}', f'trainer.max_steps={2 * step}')}")
+    print(f"train a larger model  {command('train', 'data=npy', 'loader=sequential', 'model=micro')}")
+    print(f"more text from it     {command('sample', str(run), 'prompt=import ')}")
+
+
+def shown(path: Path) -> Path:
+    """A path as a person in this folder would type it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+if __name__ == "__main__":
+    run_script(main)

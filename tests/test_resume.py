@@ -1,0 +1,191 @@
+"""A resumed run is the run that was never stopped, and one that would not be is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import checkpoint
+from harness.errors import UserError
+from tests.helpers_runs import rows, run, snapshot, tiny_config, train_rows, weights, write_text_set
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_set(tmp_path_factory.mktemp("data") / "set")
+
+
+@pytest.fixture(scope="module")
+def straight(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve steps without a stop."""
+    path = tmp_path_factory.mktemp("runs") / "straight"
+    run(tiny_config(data), path)
+    return path
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 11])
+def test_resume_is_bit_exact(data: Path, straight: Path, tmp_path: Path, stop: int) -> None:
+    path = tmp_path / "run"
+    run(tiny_config(data, trainer__max_steps=stop), path)
+    run(tiny_config(data, resume=str(checkpoint.find(path))), path)
+    assert train_rows(path) == train_rows(straight)
+    assert weights(path, 12) == weights(straight, 12)
+    ours, theirs = (checkpoint.open_checkpoint(checkpoint.step_dir(p, 12)) for p in (path, straight))
+    assert ours.loader == theirs.loader
+    assert str(ours.optimizer_state()) == str(theirs.optimizer_state())
+    assert torch.equal(ours.rng_state()["torch"], theirs.rng_state()["torch"])
+
+
+def test_four_resumes_in_a_row_are_bit_exact(data: Path, straight: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(tiny_config(data, trainer__max_steps=2), path)
+    for stop in (3, 6, 9, 12):
+        run(tiny_config(data, trainer__max_steps=stop, resume=str(path)), path)
+    assert train_rows(path) == train_rows(straight)
+    assert weights(path, 12) == weights(straight, 12)
+
+
+def test_resume_is_exact_around_the_end_of_an_epoch(tmp_path: Path) -> None:
+    # 300 tokens are 4 batches of 64 and a rest, so 12 steps run into the third epoch.
+    data = write_text_set(tmp_path / "set", train_tokens=300)
+    run(tiny_config(data), tmp_path / "straight")
+    assert [row["epoch"] for row in train_rows(tmp_path / "straight")] == [0] * 4 + [1] * 4 + [2] * 4
+    for stop in (3, 4, 5, 9):
+        path = tmp_path / str(stop)
+        run(tiny_config(data, trainer__max_steps=stop), path)
+        run(tiny_config(data, resume=str(path)), path)
+        assert train_rows(path) == train_rows(tmp_path / "straight")
+        assert weights(path, 12) == weights(tmp_path / "straight", 12)
+
+
+def test_a_checkpoint_at_an_epochs_end_is_saved_as_that_epochs_end(tmp_path: Path) -> None:
+    data = write_text_set(tmp_path / "set", train_tokens=300)
+    run(tiny_config(data, trainer__max_steps=4), tmp_path / "run")
+    saved = checkpoint.open_checkpoint(checkpoint.step_dir(tmp_path / "run", 4))
+    assert (saved.trainer["epoch"], saved.loader["position"]) == (0, 256)
+
+
+def test_rows_past_the_checkpoint_are_cut_before_going_on(data: Path, straight: Path, tmp_path: Path) -> None:
+    """A run killed at step 7 has rows that its checkpoint of step 4 does not know."""
+    path = tmp_path / "run"
+    run(tiny_config(data, trainer__max_steps=4), path)
+    lost = {"step": 5, "loss": 9.9, "position": 320}
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(lost) + "\n" + json.dumps(lost | {"step": 6}) + '\n{"step": 7, "lo')
+    run(tiny_config(data, resume=str(path)), path)
+    steps = [row["step"] for row in rows(path) if "loss" in row]
+    assert steps == list(range(1, 13))
+    assert train_rows(path) == train_rows(straight)
+
+
+def test_an_older_checkpoint_starts_a_branch_and_leaves_the_run_as_it_is(
+    data: Path, straight: Path, tmp_path: Path
+) -> None:
+    before = snapshot(straight)
+    branch = tmp_path / "branch"
+    run(tiny_config(data, resume=str(checkpoint.step_dir(straight, 8))), branch)
+    assert snapshot(straight) == before
+    assert [row["step"] for row in train_rows(branch)] == [9, 10, 11, 12]
+    assert weights(branch, 12) == weights(straight, 12)
+    trainer = checkpoint.open_checkpoint(checkpoint.step_dir(branch, 12)).trainer
+    original = checkpoint.open_checkpoint(checkpoint.step_dir(straight, 12)).trainer
+    assert trainer["parent"] == {"run_id": original["run_id"], "path": str(straight), "step": 8}
+    assert trainer["run_id"] != original["run_id"]
+    assert json.loads((branch / "status.json").read_text())["parent"]["step"] == 8
+
+
+def test_a_finished_run_is_already_complete_and_not_touched(data: Path, straight: Path) -> None:
+    before = snapshot(straight)
+    outcome = run(tiny_config(data, resume=str(straight)), straight)
+    assert (outcome.step, outcome.stopped) == (12, False)
+    assert snapshot(straight) == before
+
+
+def test_auto_starts_where_there_is_nothing_and_goes_on_where_there_is(
+    data: Path, straight: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    for stop in (4, 8, 12, 12):
+        run(tiny_config(data, trainer__max_steps=stop, resume="auto"), path)
+    assert train_rows(path) == train_rows(straight)
+
+
+def test_a_fresh_start_into_a_run_is_refused(data: Path, straight: Path) -> None:
+    before = snapshot(straight)
+    with pytest.raises(UserError, match=r"already holds a run .*step 12.*resume="):
+        run(tiny_config(data), straight)
+    assert snapshot(straight) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model__n_layer": 3}, ["model.n_layer", "checkpoint 2", "now 3"]),
+        ({"model__n_embd": 64}, ["model.n_embd", "checkpoint 32", "now 64"]),
+        ({"model__n_head": 4}, ["model.n_head", "checkpoint 2", "now 4"]),
+        ({"loader__seq_len": 8}, ["loader.seq_len", "checkpoint 16", "now 8"]),
+        ({"loader__batch_size": 8}, ["loader.batch_size", "checkpoint 4", "now 8"]),
+        ({"loader__seed": 5}, ["loader.seed", "checkpoint 0", "now 5"]),
+        ({"seed": 5}, ["seed", "checkpoint 0", "now 5"]),
+    ],
+)
+def test_what_may_not_change_is_refused_with_both_values(
+    data: Path, straight: Path, change: dict[str, int], words: list[str]
+) -> None:
+    before = snapshot(straight)
+    with pytest.raises(UserError) as error:
+        run(tiny_config(data, resume=str(straight), trainer__max_steps=20, **change), straight)
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert snapshot(straight) == before
+
+
+def test_every_refused_change_is_named_at_once(data: Path, straight: Path) -> None:
+    with pytest.raises(UserError) as error:
+        run(tiny_config(data, resume=str(straight), model__n_layer=3, loader__seq_len=8, seed=1), straight)
+    assert all(key in str(error.value) for key in ("model.n_layer", "loader.seq_len", "seed"))
+
+
+def test_changed_data_is_refused_naming_the_field_and_both_digests(straight: Path, tmp_path: Path) -> None:
+    changed = write_text_set(tmp_path / "set", tokenizer={"name": "byte", "sha256": "0" * 64})
+    before = snapshot(straight)
+    with pytest.raises(UserError) as error:
+        run(tiny_config(changed, resume=str(straight), trainer__max_steps=20), straight)
+    saved = checkpoint.open_checkpoint(checkpoint.find(straight))
+    text = str(error.value)
+    assert saved.trainer["metadata_sha256"] in text
+    assert "tokenizer.sha256: then None, now " + "0" * 64 in text
+    assert "the same tokens" in text
+    assert snapshot(straight) == before
+
+
+def test_other_tokens_are_refused_as_other_data(straight: Path, tmp_path: Path) -> None:
+    other = write_text_set(tmp_path / "set", train_tokens=3002)
+    with pytest.raises(UserError, match="other data"):
+        run(tiny_config(other, resume=str(straight)), straight)
+
+
+def test_another_vocabulary_is_refused_with_both_sizes(straight: Path, tmp_path: Path) -> None:
+    other = write_text_set(tmp_path / "set", tokenizer={"vocab_size": 300})
+    with pytest.raises(UserError, match=r"vocabulary: checkpoint 257, .* 300"):
+        run(tiny_config(other, resume=str(straight)), straight)
+
+
+def test_what_may_change_is_listed_with_old_and_new(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(tiny_config(data, trainer__max_steps=4), path)
+    run(tiny_config(data, resume=str(path), trainer__max_steps=6, optimizer__lr=5e-4), path)
+    log = (path / "train.log").read_text()
+    assert "changed since the checkpoint: trainer.max_steps 4 -> 6" in log
+    assert "changed since the checkpoint: optimizer.lr 0.001 -> 0.0005" in log
+    assert train_rows(path)[-1]["lr"] < 5e-4
+
+
+def test_a_moved_data_directory_is_the_same_data(straight: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(tiny_config(write_text_set(tmp_path / "here"), trainer__max_steps=5), path)
+    moved = (tmp_path / "here").rename(tmp_path / "there")
+    run(tiny_config(moved, resume=str(path)), path)
+    assert train_rows(path) == train_rows(straight)
