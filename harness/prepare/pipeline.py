@@ -48,6 +48,18 @@ def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
     disk is full; whatever was under the set's name before stays.
     """
     directory = Path(os.path.realpath(set_directory(config)))
+    try:
+        return _prepare(_job(config, directory, report))
+    except OSError as error:
+        place = error.filename or workplace.beside(directory, "preparing")
+        raise UserError(
+            f"preparing {directory} stopped: {place}: {error.strerror or error}. What was there before "
+            "stays. "
+            "Check that the folder can be written and the corpus read, then run the same command again"
+        ) from error
+
+
+def _job(config: PrepareLike, directory: Path, report: Report) -> Job:
     files = list_files(config.corpus)
     if isinstance(config.corpus, TextCorpusConfig) and len(files) == 1 and config.prepare.val_fraction > 0:
         raise UserError(
@@ -57,22 +69,20 @@ def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
             "files, "
             "or set prepare.val_fraction=0"
         )
-    job = Job(config, directory, files, make_tokenizer(config.tokenizer), report)
-    try:
-        with workplace.locked(directory, report):
-            if workplace.heal(directory) and workplace.finished(directory, job.identity()):
-                return summary_of(directory, already_there=True)
-            if workplace.manifest_path(directory) is not None and not config.prepare.overwrite:
-                return _existing(job)
-            workplace.check_replaceable(directory)
-            return _build(job)
-    except OSError as error:
-        place = error.filename or workplace.beside(directory, "preparing")
-        raise UserError(
-            f"preparing {directory} stopped: {place}: {error.strerror or error}. What was there before "
-            "stays. "
-            "Check that the folder can be written and the corpus read, then run the same command again"
-        ) from error
+    return Job(config, directory, files, make_tokenizer(config.tokenizer), report)
+
+
+def _prepare(job: Job) -> Summary:
+    directory, overwrite = job.directory, job.config.prepare.overwrite
+    if workplace.settled(directory) and not overwrite:  # nothing to write, so no lock: it may be read-only
+        return _existing(job)
+    with workplace.locked(directory, job.report):
+        if workplace.heal(directory) and workplace.finished(directory, job.identity()):
+            return summary_of(directory, already_there=True)
+        if workplace.settled(directory) and not overwrite:
+            return _existing(job)
+        workplace.check_replaceable(directory)
+        return _build(job)
 
 
 def _existing(job: Job) -> Summary:
@@ -132,6 +142,8 @@ def _begin(job: Job, building: Path, identity: str) -> tuple[State, dict[str, Sh
             tokens = sum(writer.tokens for writer in writers.values())
             job.report(f"{job.directory}: going on after {tokens:,} tokens of an interrupted preparation")
     else:
+        if (building / workplace.JOURNAL).exists():
+            job.report(f"{job.directory}: starting anew, what was interrupted is damaged or was another set")
         workplace.start_building(building)
         state = State()
     job.tokenizer.save(building / workplace.TOKENIZER_FOLDER)

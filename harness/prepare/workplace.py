@@ -38,6 +38,11 @@ def manifest_path(directory: Path) -> Path | None:
     return None
 
 
+def settled(directory: Path) -> bool:
+    """Whether a set is there and no swap was interrupted."""
+    return manifest_path(directory) is not None and not beside(directory, "replaced").exists()
+
+
 @contextmanager
 def locked(directory: Path, report: Callable[[str], object]) -> Iterator[None]:
     """Hold the set's lock; a second process waits here, and says so once."""

@@ -40,6 +40,14 @@ def test_the_same_set_is_left_alone(tmp_path: Path) -> None:
     assert whole_state(tmp_path / "set") == before
 
 
+def test_a_set_that_is_there_is_found_without_writing_a_thing(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(100))
+    prepared(tmp_path / "sets" / "set", jsonl(source))
+    (tmp_path / "sets" / "set.lock").unlink()  # a shared folder may be read-only, where no lock can be made
+    assert prepared(tmp_path / "sets" / "set", jsonl(source)).already_there
+    assert [path.name for path in (tmp_path / "sets").iterdir()] == ["set"]
+
+
 def test_a_copy_of_the_corpus_is_the_same_corpus(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", texts(100))
     prepared(tmp_path / "set", jsonl(source))
