@@ -96,6 +96,7 @@ def _whole_lines(path: Path) -> list[bytes]:
             # A crash can only tear the end; this was something else, and dropping it would hide it.
             raise UserError(
                 f"{path}: line {number} is not a row (a JSON object whose step is an integer): "
-                f"{line[:80]!r}. A metrics file holds one row a line; restore the file, or delete that line to go on without that row"
+                f"{line[:80]!r}. Dropping it silently would hide a gap in the figures; restore the file, "
+                "or delete that line to go on without it"
             )
     return whole

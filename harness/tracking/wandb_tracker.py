@@ -25,7 +25,6 @@ Report = Callable[[str], None]
 
 _TEARDOWN_SECONDS = 2.0
 
-
 # Runs that this process has not finished: while there is one, wandb's helper process has to stay.
 _unfinished: weakref.WeakSet[WandbTracker] = weakref.WeakSet()
 
@@ -110,37 +109,43 @@ def open_wandb(
         "job_type": "train",
         # The default hands back a run that is still open, and with it the wrong configuration.
         "reinit": "create_new",
+        "settings": _settings(wandb, config, key),
     }
-    run = None
+    run = _begin(wandb, arguments, mode, reason, resumes=run_id is not None, report=report)
+    if run is None:
+        return NoTracker()
+    tracker = WandbTracker(run, finish_timeout=config.finish_timeout, report=report)
+    # Recording an artifact asks the server, which takes as long as it likes to answer.
+    fault = _within(config.init_timeout, lambda: _describe(wandb, run, digests, manifest_path))
+    if fault is not None:
+        report(f"W&B: the data set was not recorded ({_short(fault)}); the run is logged without it")
+    return tracker
+
+
+def _begin(
+    wandb: Any, arguments: dict[str, Any], mode: str, reason: str, *, resumes: bool, report: Report
+) -> Any:
+    """A W&B run, online or offline, or None; where it is not what was asked for, one line says why."""
     if mode == "online":
         try:
-            run = wandb.init(
-                **arguments,
-                mode="online",
-                # Offline there is nothing to resume: wandb keeps a second folder under the same id.
-                resume="allow" if run_id else None,
-                settings=_settings(wandb, config, key),
-            )
-            report(f"W&B: {run.url}")
+            # Offline there is nothing to resume: wandb keeps a second folder under the same id.
+            run = wandb.init(**arguments, mode="online", resume="allow" if resumes else None)
         except Exception as error:
             reason = f"online failed ({_short(error)})"
             # The failed attempt keeps the id occupied inside wandb's service; a new one has it free.
             _end_service()
-    if run is None:
-        try:
-            run = wandb.init(**arguments, mode="offline", settings=_settings(wandb, config, None))
-        except Exception as error:
-            report(f"W&B: no run could be started ({_short(error)}); metrics.jsonl has every row")
-            return NoTracker()
-        if reason:
-            report(f"W&B: {reason}; logged offline, send it later: wandb sync {_directory(run)}")
-    tracker = WandbTracker(run, finish_timeout=config.finish_timeout, report=report)
-    _describe(run, digests)
-    # This asks the server, and takes as long as it likes to answer.
-    fault = _within(config.init_timeout, lambda: _record_manifest(wandb, run, digests, manifest_path))
-    if fault is not None:
-        report(f"W&B: the data set was not recorded ({_short(fault)}); the run is logged without it")
-    return tracker
+        else:
+            report(f"W&B: {run.url}")
+            return run
+    try:
+        _quiet(wandb)
+        run = wandb.init(**arguments, mode="offline")
+    except Exception as error:
+        report(f"W&B: no run could be started ({_short(error)}); metrics.jsonl has every row")
+        return None
+    if reason:
+        report(f"W&B: {reason}; logged offline, send it later: wandb sync {_directory(run)}")
+    return run
 
 
 def _mode(wandb: Any, config: WandbTrackerConfig) -> tuple[str, str | None, str]:
@@ -195,20 +200,16 @@ def _settings(wandb: Any, config: WandbTrackerConfig, key: str | None) -> Any:
     return wandb.Settings(**{k: v for k, v in wanted.items() if v is not None and k in known})
 
 
-def _describe(run: Any, digests: dict[str, str]) -> None:
-    """Tokens as the x-axis, the digests in the summary."""
+def _describe(wandb: Any, run: Any, digests: dict[str, str], manifest_path: Path) -> None:
+    """Tokens as the x-axis, the digests in the summary, the manifest as an artifact of type `dataset`."""
     run.define_metric("tokens")
     run.define_metric("*", step_metric="tokens")
     run.summary.update({f"data/{key}": value for key, value in digests.items()})
-
-
-def _record_manifest(wandb: Any, run: Any, digests: dict[str, str], path: Path) -> None:
-    """The manifest as an artifact of type `dataset`, named after the set's two folders."""
-    folder = path.resolve().parent
+    folder = manifest_path.resolve().parent
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.parent.name}-{folder.name}")[-120:]
     artifact = wandb.Artifact(name, type="dataset", metadata=dict(digests))
     # A manifest is never changed: no copy in the user's cache folder is needed.
-    artifact.add_file(str(path), policy="immutable", skip_cache=True)
+    artifact.add_file(str(manifest_path), policy="immutable", skip_cache=True)
     run.log_artifact(artifact)
 
 
@@ -227,7 +228,6 @@ def _end_service() -> None:
 
     if not _unfinished:
         _within(_TEARDOWN_SECONDS, wandb.teardown)
-        _quiet(wandb)
 
 
 class _StillRunning(Exception):
@@ -263,4 +263,6 @@ def _directory(run: Any) -> str:
 def _short(error: BaseException) -> str:
     """An error as a part of one line."""
     text = " ".join(str(error).split())
+    if isinstance(error, _StillRunning):
+        return text
     return f"{type(error).__name__}: {text[:120]}" if text else type(error).__name__

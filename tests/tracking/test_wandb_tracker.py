@@ -463,6 +463,20 @@ def test_a_manifest_that_cannot_be_recorded_costs_one_line_and_no_row(tmp_path: 
     assert run.summary["data/metadata_sha256"] == "a" * 64
 
 
+def test_a_server_that_stalls_over_the_manifest_does_not_hold_up_the_start(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    server.unanswered = {"Viewer"}  # asked on the way to recording an artifact
+    tracker, reports = start(tmp_path / "run", init_timeout=1, finish_timeout=1)
+    assert len(reports) == 2
+    assert "the data set was not recorded (no answer in 1 s)" in reports[1]
+    tracker.log(row(1))
+    tracker.finish(0)
+    assert read_run(tmp_path / "run" / "wandb").rows == {1: row(1)}
+
+
 def test_a_finished_tracker_takes_nothing_more(tmp_path: Path) -> None:
     tracker, reports = start(tmp_path / "run", mode="offline")
     tracker.log(row(1))

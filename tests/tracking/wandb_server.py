@@ -13,7 +13,8 @@ from typing import Any
 class Server:
     """`rows` are the history rows that arrived, `known` the runs it has already, with their last step.
 
-    `silent` makes it take requests and never answer.
+    `silent` makes it take requests and never answer, `unanswered`
+    does so for single operations.
     """
 
     def __init__(self) -> None:
@@ -21,6 +22,7 @@ class Server:
         self.operations: list[str] = []
         self.known: dict[str, int] = {}
         self.silent = False
+        self.unanswered: set[str] = set()
         self.closing = threading.Event()
         self.url = ""
 
@@ -71,11 +73,11 @@ def serve() -> Iterator[Server]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if server.silent:
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+            if server.silent or body.get("operationName") in server.unanswered:
                 server.closing.wait(60)
                 return
-            self.reply(server.answer(self.path, json.loads(body or b"{}")))
+            self.reply(server.answer(self.path, body))
 
         def do_GET(self) -> None:
             self.reply({})
