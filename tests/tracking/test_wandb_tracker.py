@@ -297,7 +297,7 @@ def outcome(run_dir: Path) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(
     "source",
     ["raise ImportError('no wandb here')", "raise RuntimeError('half installed')", "def broken(:", None],
-    ids=["missing", "raises", "syntax error", "a folder named wandb"],
+    ids=["missing", "raises", "syntax error", "an empty package"],
 )
 def test_a_wandb_that_cannot_be_imported_costs_one_line(tmp_path: Path, source: str | None) -> None:
     package = tmp_path / "broken" / "wandb"
