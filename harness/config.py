@@ -125,10 +125,13 @@ class OptimizerConfig:
 
 @dataclass
 class ScheduleConfig:
-    """The factor on `optimizer.lr` at each step; `total_steps` null means the run's budget."""
+    """The factor on `optimizer.lr` at each step.
+
+    `total_steps` null means the run's budget, `warmup_steps` null a twentieth of the total.
+    """
 
     name: str = "cosine"
-    warmup_steps: int = 0
+    warmup_steps: Optional[int] = None  # noqa: UP045
     total_steps: Optional[int] = None  # noqa: UP045
     min_lr_ratio: float = 0.1
 

@@ -122,7 +122,7 @@ def _training_problems(config: TrainConfig) -> list[str]:
         )
     elif loader.batch_size > 0 and loader.seq_len > 0:
         steps = schedule.total_steps or total_steps(config)
-        if schedule.warmup_steps > steps:
+        if schedule.warmup_steps is not None and schedule.warmup_steps > steps:
             problems.append(
                 f"schedule.warmup_steps={schedule.warmup_steps} is more than the schedule's {steps} steps: "
                 f"use schedule.warmup_steps<={steps} or a larger budget"

@@ -36,13 +36,13 @@ def make_optimizer(
 def lr_at(step: int, lr: float, schedule: ScheduleConfig, total_steps: int) -> float:
     """The learning rate of optimizer step `step`; the first step is 1.
 
-    `lr` is the peak. Step k of W warm-up steps has `lr * k / W`. Then `cosine` falls to
+    `lr` is the peak; `warmup_steps` null is a twentieth of `total_steps`. Step k of W warm-up steps has `lr * k / W`. Then `cosine` falls to
     `lr * min_lr_ratio` at `total_steps`, `wsd` stays and falls linearly to it over the last
     `decay_fraction` of all steps, `constant` stays. Past `total_steps` the last value stays.
     """
     assert step >= 1, step
     step = min(step, total_steps)
-    warmup = schedule.warmup_steps
+    warmup = total_steps // 20 if schedule.warmup_steps is None else schedule.warmup_steps
     if step <= warmup:
         return lr * (step / warmup)  # in this order the last warm-up step has exactly lr
     return lr * _factor(step, warmup, schedule, total_steps)

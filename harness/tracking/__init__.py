@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +43,7 @@ def open_tracker(
     run_dir: Path,
     run_config: dict[str, Any],
     name: str,
-    digests: dict[str, str],
+    digests: Mapping[str, str | None],
     manifest_path: Path,
     wandb_id: str | None,
     report: Callable[[str], None],

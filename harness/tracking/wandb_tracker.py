@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -75,7 +75,7 @@ def open_wandb(
     run_dir: Path,
     run_config: dict[str, Any],
     name: str,
-    digests: dict[str, str],
+    digests: Mapping[str, str | None],
     manifest_path: Path,
     run_id: str | None,
     report: Report,
@@ -200,7 +200,7 @@ def _settings(wandb: Any, config: WandbTrackerConfig, key: str | None) -> Any:
     return wandb.Settings(**{k: v for k, v in wanted.items() if v is not None and k in known})
 
 
-def _describe(wandb: Any, run: Any, digests: dict[str, str], manifest_path: Path) -> None:
+def _describe(wandb: Any, run: Any, digests: Mapping[str, str | None], manifest_path: Path) -> None:
     """Tokens as the x-axis, the digests in the summary, the manifest as an artifact of type `dataset`."""
     run.define_metric("tokens")
     run.define_metric("*", step_metric="tokens")

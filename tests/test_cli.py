@@ -1,0 +1,274 @@
+"""The command line: typos are answered with the right word, and everything works from anywhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers_runs import ROOT, rows, snapshot, train_py, train_rows, weights, write_text_set
+
+TINY = (
+    "tracker=none", "loader.seq_len=16", "loader.batch_size=4", "model.n_layer=1", "model.n_head=2",
+    "model.n_embd=32", "schedule.total_steps=8", "schedule.warmup_steps=2", "trainer.max_steps=8",
+    "trainer.log_batch_hash=true", "evaluation.tokens=200", "evaluation.sample_tokens=0",
+    "checkpoint.interval=4",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `data.root=` expects below it, with the preparation that the defaults ask for."""
+    root = tmp_path_factory.mktemp("root")
+    write_text_set(root / "npy-stream")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("trainer.max_step=3", "did you mean trainer.max_steps?"),
+        ("+trainer.max_step=3", "did you mean trainer.max_steps?"),
+        ("++trainer.max_step=3", "did you mean trainer.max_steps?"),
+        ("trainr.max_steps=3", "did you mean trainer.max_steps?"),
+        ("lr=3", "did you mean optimizer.lr?"),
+        ("batch_size=3", "did you mean loader.batch_size?"),
+        ("optimiser=adamw", "did you mean optimizer?"),
+        ("loader=sequentail", "did you mean loader=sequential?"),
+        ("model=gpt2_smal", "did you mean model=gpt2_small?"),
+        ("+nonsense=1", "there is no key nonsense"),
+        ("loader.batch_size=abc", "could not be converted to Integer"),
+        ("trainer.max_steps=1e3", "could not be converted to Integer"),
+        ("a=1,2", "add --multirun"),
+        ("resume=nowhere", "nowhere does not exist"),
+        ("resume=auto", "add run.name=NAME or hydra.run.dir=FOLDER"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_right_one(tmp_path: Path, word: str, expected: str) -> None:
+    result = train_py(word, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "append to your config" not in result.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_every_problem_is_reported_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+    words = (
+        "loader.batch_size=0", "model.n_head=3", "optimizer.lr=-1", "optimizer.betas=[0.9]", "compile=maybe",
+        "trainer.micro_batch_size=7", "schedule.min_lr_ratio=2", "device=gpu", "precision=fp8",
+        "evaluation.interval=0", "prepare.val_fraction=1.5", "optimizer.weight_decay=nan",
+    )  # fmt: skip
+    result = train_py(*words, cwd=tmp_path)
+    assert result.returncode == 2
+    named = [word.split("=")[0] for word in words if "micro" not in word]
+    assert all(key in result.stderr for key in named), result.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_torch_and_trackers_are_not_imported_to_answer(tmp_path: Path) -> None:
+    for words in (["--help"], ["--cfg", "job"], ["trainer.max_step=3"], ["loader.batch_size=0"]):
+        code = (
+            "import sys; sys.argv = ['train.py', *sys.argv[1:]]\n"
+            "from harness.cli import main\n"
+            "try: main()\nexcept SystemExit: pass\n"
+            "print(sorted({'torch', 'wandb', 'h5py', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert result.stderr.splitlines()[-1] == "[]", (words, result.stderr)
+
+
+def test_help_names_groups_and_commands(tmp_path: Path) -> None:
+    text = train_py("--help", cwd=tmp_path).stdout
+    assert "python train.py resume=RUN_OR_CHECKPOINT" in text
+    assert "model: gpt2_large, gpt2_medium, gpt2_small, gpt2_xl, micro, nano" in text
+    assert "max_tokens: null" in text
+
+
+def test_missing_data_of_another_corpus_names_the_exact_command(tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "one.txt").write_text("Call me Ishmael. " * 200)
+    words = ["corpus=text", "corpus.path=books", "prepare.val_fraction=0.5", "tokenizer=byte"]
+    result = train_py(*words, *TINY, cwd=tmp_path)
+    assert result.returncode == 2
+    command = result.stderr.splitlines()[-1].strip()
+    assert "prepare_data.py data=npy corpus=text tokenizer=byte" in command
+    assert f"corpus.path={tmp_path / 'books'}" in command
+    assert "prepare.val_fraction=0.5" in command
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["books"]
+    # The command that is printed is the command that works.
+    for number in range(40):
+        (tmp_path / "books" / f"{number}.txt").write_text(f"chapter {number} " * 50)
+    subprocess.run(
+        command.replace("python ", f"{sys.executable} ", 1), shell=True, cwd=tmp_path, check=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert train_py(*words, *TINY, cwd=tmp_path).returncode == 0
+
+
+def test_a_set_prepared_otherwise_is_refused_with_the_words_that_fit(data: Path, tmp_path: Path) -> None:
+    result = train_py(*TINY, f"data.path={data}/npy-stream", "tokenizer=gpt2", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "tokenizer: the set byte, the configuration gpt2" in result.stderr
+    assert "tokenizer=byte" in result.stderr
+
+
+def test_a_pinned_digest_refuses_another_set(data: Path, tmp_path: Path) -> None:
+    result = train_py(*TINY, f"data.root={data}", f"data.expect_sha256={'0' * 64}", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "0" * 64 in result.stderr
+    assert "this is another set" in result.stderr
+
+
+def test_a_second_launch_into_a_finished_directory_changes_nothing(data: Path, tmp_path: Path) -> None:
+    words = (*TINY, f"data.root={data}", f"hydra.run.dir={tmp_path}/run")
+    assert train_py(*words, cwd=tmp_path).returncode == 0
+    before = snapshot(tmp_path / "run")
+    result = train_py(*words, "optimizer.lr=0.5", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "already holds a run" in result.stderr
+    assert snapshot(tmp_path / "run") == before
+    again = train_py(f"resume={tmp_path}/run", cwd=tmp_path)
+    assert again.returncode == 0
+    assert "already complete at step 8" in again.stdout
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_a_run_directory_holds_every_file_of_the_contract(data: Path, tmp_path: Path) -> None:
+    result = train_py(*TINY, f"data.root={data}", "run.name=one", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    path = tmp_path / "runs" / "one"
+    for name in (
+        "config.yaml", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "environment.json",
+        "metrics.jsonl", "train.log", "status.json", "checkpoints/latest",
+        "checkpoints/step-00000008/loader.json",
+    ):  # fmt: skip
+        assert (path / name).is_file(), name
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    assert config["data"]["root"] == str(data)
+    assert yaml.safe_load((path / ".hydra" / "overrides.yaml").read_text())[0] == TINY[0]
+
+
+def test_resume_works_from_anywhere_with_signs_in_the_path_and_own_configs(
+    data: Path, tmp_path: Path
+) -> None:
+    """Another working directory, `=` and `,` in the path, the user's --config-dir, and data that moved."""
+    own = tmp_path / "own" / "experiment"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("# @package _global_\noptimizer:\n  lr: 5.0e-3\n")
+    straight, stopped = tmp_path / "straight", tmp_path / "lr=1,seed=2" / "run"
+    words = ("--config-dir", str(tmp_path / "own"), "experiment=mine", *TINY)
+    assert train_py(*words, f"data.root={data}", f"hydra.run.dir={straight}", cwd=tmp_path).returncode == 0
+    shutil.copytree(data, tmp_path / "here" / "data")
+    first = train_py(
+        *words, "trainer.max_steps=4", "data.root=data", f"hydra.run.dir={stopped}", cwd=tmp_path / "here"
+    )
+    assert first.returncode == 0, first.stderr
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "here" / "data", tmp_path / "elsewhere" / "moved=data")
+    result = train_py(
+        f"resume={stopped}/checkpoints/step-00000004", "trainer.max_steps=8", "data.root=moved=data",
+        cwd=tmp_path / "elsewhere",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "optimizer.lr" not in result.stdout
+    assert train_rows(stopped) == train_rows(straight)
+    assert weights(stopped, 8) == weights(straight, 8)
+    # A second resume replays the words of the first.
+    assert "already complete at step 8" in train_py(f"resume={stopped}", cwd=tmp_path).stdout
+
+
+def test_resuming_an_older_step_branches_into_a_new_directory(data: Path, tmp_path: Path) -> None:
+    train_py(*TINY, f"data.root={data}", "run.name=one", cwd=tmp_path)
+    before = snapshot(tmp_path / "runs" / "one")
+    result = train_py("resume=runs/one/checkpoints/step-00000004", "trainer.max_steps=6", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert snapshot(tmp_path / "runs" / "one") == before
+    (branch,) = [path.parent for path in tmp_path.glob("runs/2*/*/metrics.jsonl")]
+    assert [row["step"] for row in train_rows(branch)] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["model.n_layer=2"], ["model.n_layer: checkpoint 1, now 2"]),
+        (["loader.seq_len=8"], ["loader.seq_len: checkpoint 16, now 8"]),
+    ],
+)
+def test_a_refused_resume_is_exit_code_2_without_traceback(
+    data: Path, tmp_path: Path, words: list[str], values: list[str]
+) -> None:
+    train_py(*TINY, f"data.root={data}", "run.name=one", "trainer.max_steps=4", cwd=tmp_path)
+    before = snapshot(tmp_path / "runs" / "one")
+    result = train_py("resume=runs/one", "trainer.max_steps=8", *words, cwd=tmp_path)
+    assert result.returncode == 2
+    assert all(value in result.stderr for value in values), result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+    assert snapshot(tmp_path / "runs" / "one") == before
+
+
+def test_naming_one_budget_unsets_the_other_also_at_a_resume(data: Path, tmp_path: Path) -> None:
+    result = train_py(*TINY[:-5], f"data.root={data}", "run.name=one", "trainer.max_tokens=256", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert train_rows(tmp_path / "runs" / "one")[-1]["step"] == 4
+    result = train_py("resume=runs/one", "trainer.max_steps=6", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert train_rows(tmp_path / "runs" / "one")[-1]["step"] == 6
+    result = train_py("resume=runs/one", "trainer.max_steps=6", "trainer.max_tokens=64", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "set one of them" in result.stderr
+
+
+def test_a_sweep_gives_each_job_its_own_run(data: Path, tmp_path: Path) -> None:
+    result = train_py("-m", *TINY, f"data.root={data}", "loader.seq_len=8,16", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = sorted(tmp_path.glob("multirun/*/*/*/metrics.jsonl"))
+    assert len(found) == 2
+    assert [rows(path.parent)[0]["tokens"] for path in found] == [32, 64]
+
+
+def test_every_experiment_composes_and_shows_its_command() -> None:
+    from hydra import compose, initialize_config_dir
+
+    from harness.cli import config_dir, register, to_dataclass
+
+    register()
+    names = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]
+    assert names
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        for name in names:
+            to_dataclass(compose("train", overrides=[f"experiment={name}"]))
+            text = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
+            assert f"python train.py experiment={name}" in text
+
+
+def test_the_wheel_carries_the_configuration(tmp_path: Path, data: Path) -> None:
+    """Built for real and run from its unpacked files, away from the checkout."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")],
+        cwd=ROOT, check=True, capture_output=True, timeout=100,
+    )  # fmt: skip
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    program = "from harness.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program, *TINY, f"data.root={data}", "run.name=wheel"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "harness-train resume=" in result.stdout
+    config_sources = yaml.safe_load((tmp_path / "runs/wheel/.hydra/hydra.yaml").read_text())["hydra"][
+        "runtime"
+    ]
+    assert str(tmp_path / "site") in str(config_sources["config_sources"])
