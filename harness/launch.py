@@ -144,7 +144,7 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str]) -> Outcome
         _describe(run, plan)
         if learner.rng is not None:  # last, so that nothing between here and the first step draws a number
             resume.restore_rng(learner.rng)
-        with StopRequest() as stop:
+        with contextlib.closing(run.log.metrics), StopRequest() as stop:
             finished = train(run, stop)
         ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED
         _say_goodbye(run, stop.name)

@@ -36,9 +36,9 @@ def make_optimizer(
 def lr_at(step: int, lr: float, schedule: ScheduleConfig, total_steps: int) -> float:
     """The learning rate of optimizer step `step`; the first step is 1.
 
-    `lr` is the peak; `warmup_steps` null is a twentieth of `total_steps`. Step k of W warm-up steps has `lr * k / W`. Then `cosine` falls to
-    `lr * min_lr_ratio` at `total_steps`, `wsd` stays and falls linearly to it over the last
-    `decay_fraction` of all steps, `constant` stays. Past `total_steps` the last value stays.
+    `lr` is the peak. Step k of W warm-up steps has `lr * k / W`; W null is a twentieth of `total_steps`.
+    Then `cosine` falls to `lr * min_lr_ratio` at `total_steps`, `wsd` stays and falls linearly to it
+    over the last `decay_fraction` of all steps, `constant` stays. Past `total_steps` the last value stays.
     """
     assert step >= 1, step
     step = min(step, total_steps)

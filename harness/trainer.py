@@ -176,6 +176,7 @@ def save(run: Run) -> None:
     run.status.update(phase="save", step=progress.step)
     with run.log.paused():
         progress.elapsed_s = run.log.elapsed_s()
+        run.log.metrics.sync()  # the rows a checkpoint counts on are durable before it is
         path = checkpoint.save(
             run.path,
             model=run.model.state_dict(),
