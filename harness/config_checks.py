@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from harness.config import (
@@ -130,6 +131,11 @@ def _training_problems(config: TrainConfig) -> list[str]:
     betas = config.optimizer.betas
     if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
         problems.append(f"optimizer.betas={betas} must be two numbers in [0, 1), such as [0.9,0.95]")
-    if not (config.device in ("auto", "cpu", "cuda") or config.device.startswith("cuda:")):
+    name = config.run.name
+    if name is not None and (not name.strip("/. ") or name.startswith("/") or ".." in name.split("/")):
+        problems.append(
+            f"run.name={name!r} must name a folder below runs/; for another place use hydra.run.dir"
+        )
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         problems.append(f"device={config.device} must be auto, cpu, cuda or cuda:N")
     return problems

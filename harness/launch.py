@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
     Raises `UserError` before anything is written where the run may not start.
     """
     path = path.absolute()
+    _refuse_several_processes()
     saved = _open_resumed(config, path)
     if saved is None or saved.run_dir != path:
         _refuse_existing(config, path)
@@ -90,12 +92,20 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
         return _execute(plan, learner, composed or {})
 
 
+def _refuse_several_processes() -> None:
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count > 1:
+        raise UserError(
+            f"started as {count} processes (WORLD_SIZE={count}), but a run trains on one device: "
+            "each process would train a model of its own. Start it without torchrun."
+        )
+
+
 def _open_resumed(config: TrainConfig, path: Path) -> Checkpoint | None:
     if config.resume is None or (config.resume == "auto" and not checkpoint.complete_steps(path)):
         return None
-    return checkpoint.open_checkpoint(
-        checkpoint.find(path if config.resume == "auto" else Path(config.resume))
-    )
+    wanted = path if config.resume == "auto" else Path(config.resume).absolute()
+    return checkpoint.open_checkpoint(checkpoint.find(wanted))
 
 
 def _refuse_existing(config: TrainConfig, path: Path) -> None:

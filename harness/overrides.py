@@ -7,6 +7,7 @@ budget replaces the other. What happens here is text to text: nothing is compose
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,15 +75,15 @@ def value_of(overrides: list[str], key: str) -> str | None:
 
 def quote(value: str) -> str:
     """A value that Hydra's grammar reads back as this very text."""
-    escaped = value.replace("'", "\\'").replace("${", "\\${")
-    if escaped.endswith("\\"):
-        escaped += "\\"
-    return f"'{escaped}'"
+    # A quote is escaped, and so are backslashes before a quote: one in the text or the closing one.
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return "'" + escaped.replace("${", "\\${") + "'"
 
 
 def _unquote(text: str) -> str:
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
-        return text[1:-1].replace("\\" + text[0], text[0]).replace("\\${", "${")
+        inside = text[1:-1].replace("\\${", "${")
+        return re.sub(rf"(\\+)({text[0]}|$)", lambda m: m[1][: len(m[1]) // 2] + m[2], inside)
     return text
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FATAL = {"model.n_layer", "model.n_head", "model.n_embd"}
 _ORDER = {"loader.name", "loader.batch_size", "loader.seq_len", "loader.seed", "seed"}
+_BUDGET = {"trainer.max_steps", "trainer.max_tokens"}
 # Named by other checks, or no setting of the run at all.
 _SILENT = {"resume", "run.name", "model.name"}
 
@@ -73,8 +74,16 @@ def check(
         raise UserError(
             f"{checkpoint.path} cannot go on like this:\n{lines}\n{mend}, or start a new run without resume=."
         )
-    free = {key: values for key, values in changed.items() if key not in _SILENT}
-    return [f"changed since the checkpoint: {key} {old} -> {new}" for key, (old, new) in free.items()]
+    return [
+        f"changed since the checkpoint: {key} {old} -> {new}{_consequence(key, config)}"
+        for key, (old, new) in changed.items()
+        if key not in _SILENT
+    ]
+
+
+def _consequence(key: str, config: dict[str, Any]) -> str:
+    follows_budget = key in _BUDGET and config["schedule"]["total_steps"] is None
+    return " (the rest of the lr schedule changes with it)" if follows_budget else ""
 
 
 def _why(key: str) -> str:

@@ -101,7 +101,8 @@ class StepLog:
     def _write(self, row: dict[str, Any]) -> None:
         self.metrics.append(row)
         self.tracker.log(row)
-        self.status.update(step=row["step"])
+        mirrored = {"wandb_last_step": row["step"]} if self.tracker.id is not None else {}
+        self.status.update(step=row["step"], **mirrored)
 
     def _line(self, row: dict[str, Any], seconds_a_step: float) -> str:
         parts = [

@@ -36,7 +36,8 @@ def main() -> None:
 
     finished = load(path, torch.device("cpu"))
     directory, trained = finished.set_directory, finished.checkpoint.trainer
-    train, validation = open_store(directory, "train"), open_store(directory, "val")
+    validated_on = finished.config.evaluation.set or directory
+    train, validation = open_store(directory, "train"), open_store(validated_on, "val")
     tokens = finished.config.evaluation.tokens
     losses = baseline_losses(train, validation, tokens) | {"this run": trained["val_loss"]}
     bits = {name: bits_per_byte(loss, validation) for name, loss in losses.items()}
