@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,9 @@ def bench(source: Path, tokenizer: str, workers: list[str], gpt2: str, base: int
         child = subprocess.Popen(
             [sys.executable, "-c", _CHILD, *arguments], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
         )
+        before = _cpu_seconds()
         memory = watch_memory(child) - base
+        cpu = _cpu_seconds() - before
         assert child.stdout is not None
         output = child.stdout.read()
         if child.returncode:
@@ -96,7 +99,7 @@ def bench(source: Path, tokenizer: str, workers: list[str], gpt2: str, base: int
             f"{tokenizer:5} {count} processes: {documents:,} documents, {tokens:,} tokens in {seconds:.1f} s "
             "= "
             f"{tokens / seconds / 1e6:.2f} M tokens/s, {source.stat().st_size / seconds / 1e6:.0f} MB/s; "
-            f"{memory / 2**20:.0f} MiB above the interpreter's start; digest {digest[:12]}",
+            f"{cpu:.1f} s of CPU; {memory / 2**20:.0f} MiB above the interpreter's start; {digest[:12]}",
             flush=True,
         )
         shutil.rmtree(target)
@@ -131,6 +134,12 @@ def _tree(pid: int) -> list[int]:
     except OSError:
         return [pid]
     return [pid] + [descendant for child in children for descendant in _tree(int(child))]
+
+
+def _cpu_seconds() -> float:
+    """User and system time of all processes that have ended, with their own children's."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _high_water(pid: int) -> int:
