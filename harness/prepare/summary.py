@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -95,7 +96,7 @@ class Progress:
         self._started = time.monotonic()
         self._next_line = self._started + PLAIN_SECONDS
         self._bar: Any = None
-        if sys.stderr.isatty():
+        if _has_terminal():
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -123,6 +124,7 @@ class Progress:
         self.done += source_bytes
         self.tokens += tokens
         if self._bar is not None:
+            self._bar.set_postfix_str(f"{self.tokens / self.seconds:,.0f} tokens/s", refresh=False)
             self._bar.update(source_bytes)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
@@ -136,3 +138,11 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _has_terminal() -> bool:
+    """Whether a bar can be drawn: some terminals are there but have no width."""
+    try:
+        return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except OSError:
+        return False
