@@ -1,0 +1,111 @@
+"""The benchmarks run as real processes with tiny settings; what they measure is not judged here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def bench(script: str, *words: str) -> str:
+    process = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / script), *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_the_loop_benchmark_trains_both_sides_and_reports_every_pair(tmp_path: Path) -> None:
+    words = ["--pairs=3", "--steps=5", "--batch-size=2", "--seq-len=16"]
+    printed = bench("bench_loop.py", *words, f"--json={tmp_path / 'loop.json'}", f"--folder={tmp_path}")
+    result = read(tmp_path / "loop.json")
+    assert "equal bit for bit after 4 blocks" in printed
+    assert "1 threads" in printed
+    assert len(result["overheads"]) == result["pairs"] == 3
+    assert result["interval"] == [min(result["overheads"]), max(result["overheads"])]
+    assert result["overhead"] == sorted(result["overheads"])[1]
+    assert (result["batch_size"], result["seq_len"], result["log_interval"]) == (2, 16, 10)
+    assert [file.name for file in tmp_path.iterdir()] == ["loop.json"]
+
+
+def test_the_loader_benchmark_measures_every_way_of_reading(tmp_path: Path) -> None:
+    printed = bench(
+        "bench_loader.py", "--tokens=200000", "--seconds=0.1", f"--json={tmp_path / 'loader.json'}"
+    )
+    result = read(tmp_path / "loader.json")
+    assert result["rounds"] >= 3
+    for name, row in result["ways"].items():
+        assert name in printed
+        assert row["tokens_per_s"] > 0
+        assert row["ratio_quartiles"][0] <= row["ratio"] <= row["ratio_quartiles"][1]
+    assert "loader, prefetch 2" in result["ways"]
+
+
+@pytest.fixture(scope="module")
+def bench_loop() -> ModuleType:
+    """The script as a module, where a process of its own would add nothing but the import of torch."""
+    spec = importlib.util.spec_from_file_location("bench_loop", ROOT / "scripts" / "bench_loop.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(10, (2, 9, 1 - 22 / 1024)), (6, (1, 6, 1 - 2 / 64)), (3, (1, 3, 0.75)), (1, (1, 1, 0.0))],
+)
+def test_the_interval_of_a_median_is_the_binomial_one(
+    bench_loop: ModuleType, count: int, expected: tuple[float, float, float]
+) -> None:
+    values = [float(value) for value in range(count, 0, -1)]
+    assert bench_loop.median_interval(values) == pytest.approx(expected)
+
+
+def test_the_loop_benchmark_does_not_accept_weights_that_differ(bench_loop: ModuleType) -> None:
+    ours = {"w": torch.tensor([1.0]), "b": torch.tensor([0.0])}
+    bench_loop.check_equal(ours, {name: value.clone() for name, value in ours.items()})
+    with pytest.raises(AssertionError, match="other weights: w"):
+        bench_loop.check_equal(ours, ours | {"w": torch.tensor([1.0]).nextafter(torch.tensor([2.0]))})
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--pairs=0"], "--pairs=0"),
+        (["--model=nanoo"], "nanoo"),
+        (["--seq-len=0"], "loader.seq_len=0 must be"),
+        (["--batch-size=-1"], "loader.batch_size=-1 must be"),
+    ],
+)
+def test_the_loop_benchmark_refuses_impossible_options_in_words(
+    bench_loop: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    named: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_loop.py", *words])
+    with pytest.raises(SystemExit) as stop:
+        bench_loop.main()
+    assert stop.value.code == 2
+    assert named in capsys.readouterr().err
