@@ -17,6 +17,7 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ import yaml
 from harness.files import write_atomic, write_json
 
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb", "safetensors")
+_NOTE_INTERVAL = 1.0  # seconds
 _MARKS = ("config.yaml", "status.json", "metrics.jsonl", "checkpoints")
 
 
@@ -104,7 +106,7 @@ def now() -> str:
 
 
 class Status:
-    """`status.json`, replaced atomically at every change of phase and at every logged step."""
+    """`status.json`, replaced atomically: at each change of phase, and between them at most once a second."""
 
     def __init__(self, path: Path, **fields: Any) -> None:
         self.path = path
@@ -125,8 +127,19 @@ class Status:
         self.update()
 
     def update(self, **fields: Any) -> None:
+        """Change fields and write the file."""
         self.fields |= {**fields, "updated": now()}
         write_json(self.path, self.fields)
+        self._written = time.monotonic()
+
+    def note(self, **fields: Any) -> None:
+        """Change fields; the next `update` writes them, or this call where the last write is a second ago.
+
+        A write waits for the disk, and small models log a hundred rows a second.
+        """
+        self.fields |= fields
+        if time.monotonic() - self._written >= _NOTE_INTERVAL:
+            self.update()
 
 
 def read_status(path: Path) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class StepLog:
         self.metrics.append(row)
         self.tracker.log(row)
         mirrored = {"wandb_last_step": row["step"]} if self.tracker.id is not None else {}
-        self.status.update(step=row["step"], **mirrored)
+        self.status.note(step=row["step"], **mirrored)
 
     def _line(self, row: dict[str, Any], seconds_a_step: float) -> str:
         parts = [
