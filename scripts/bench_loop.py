@@ -10,9 +10,9 @@ The bare side: forward, backward, clipping, the fused AdamW step, zero_grad; its
 
 The harness's side: `train` as conf/ sets it, with `tracker=none`. Its time holds all that happens from a
 block's first step to the end of its last: the loader and its prefetch thread over a set on disk, the
-schedule, and every `trainer.log_interval` steps the row in metrics.jsonl, status.json (with fsync) and the
-line in train.log and on a console (here the null device). Not in it: evaluations and checkpoints, which have
-intervals of their own, and the start of a run.
+schedule, and every `trainer.log_interval` steps the row in metrics.jsonl, the line in train.log and on a
+console (here the null device), and status.json (with fsync, at most once a second). Not in it: evaluations
+and checkpoints, which have intervals of their own, and the start of a run.
 
 The overhead of a pair is harness / bare - 1. The interval of the median is one of order statistics: it
 assumes nothing about the noise but that it is alike on both sides.
@@ -102,20 +102,23 @@ class BareLoop:
 
     def block(self, steps: int) -> float:
         """Train `steps` steps; the seconds they took."""
-        model, optimizer, count = self.model, self.optimizer, self.batches[0][1].numel()
         block = slice(self.done, self.done + steps)
         start = time.perf_counter()
         for (inputs, targets), lr in zip(self.batches[block], self.lrs[block], strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            loss = model.loss(inputs, targets) / count
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), self.grad_clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            self.step(inputs, targets, lr)
         seconds = time.perf_counter() - start
         self.done += steps
         return seconds
+
+    def step(self, inputs: Tensor, targets: Tensor, lr: float) -> None:
+        """One optimizer step; its graph dies with it, as on the harness's side."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss = self.model.loss(inputs, targets) / targets.numel()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 def harness_block(run: Run, steps: int) -> float:
