@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
+from harness import overrides
 from harness.config import PrepareScriptConfig, TrainConfig
 
 _CONSOLE = {
@@ -26,7 +28,7 @@ def command(script: str, *words: str) -> str:
         program = f"python {path.relative_to(root) if inside else shlex.quote(str(path))}"
     else:
         program = _CONSOLE[script]
-    return " ".join([program, *map(shlex.quote, words)])
+    return " ".join([program, *map(shell_word, words)])
 
 
 def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> str:
@@ -41,8 +43,20 @@ def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> s
                 continue
             if key == "data.root" and Path(value) == default_root:
                 continue
-            words.append(f"{key}={_hydra_value(value)}")
+            words.append(override(key, value))
     return command("prepare_data", *words, *extra)
+
+
+def override(key: str, value: Any) -> str:
+    """`key=value` so that Hydra reads back `value`; for a shell it still needs `shell_word`."""
+    return f"{key}={_hydra_value(value)}"
+
+
+def shell_word(word: str) -> str:
+    """A word as a shell takes it, in double quotes where single ones inside it would need escapes."""
+    if "'" in word and not re.search(r'[$`"!]|\\\\|\\$', word):
+        return f'"{word}"'
+    return shlex.quote(word)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -51,5 +65,14 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _hydra_value(value: Any) -> str:
     if isinstance(value, list):
-        return "[" + ",".join(map(str, value)) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return "[" + ",".join(map(_hydra_value, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if not isinstance(value, str) or _plain_for_hydra(value):
+        return str(value)
+    return overrides.quote(value)
+
+
+def _plain_for_hydra(text: str) -> bool:
+    is_name = re.fullmatch(r"[/.]*[A-Za-z_][\w/.-]*", text, flags=re.ASCII) is not None
+    return is_name and text.lower() not in ("null", "true", "false", "nan", "inf")

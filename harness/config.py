@@ -39,10 +39,11 @@ class CorpusConfig:
 
 @dataclass
 class TextCorpusConfig(CorpusConfig):
-    """Text files: each file is one document."""
+    """Text files: each is one document, or as many as `separator` cuts it into."""
 
     name: str = "text"
     path: Any = None
+    separator: Optional[str] = None  # noqa: UP045
     suffixes: list[str] = field(default_factory=list)
 
 

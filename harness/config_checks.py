@@ -16,6 +16,7 @@ from harness.config import (
     total_steps,
 )
 from harness.errors import UserError
+from harness.escapes import unescape
 
 # key -> (smallest, largest, what it is); null is allowed wherever the dataclass allows it.
 _RANGES: dict[str, tuple[float, float, str]] = {
@@ -97,9 +98,24 @@ def _corpus_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
                 f"corpus.path={path} must be a file, a folder or a list of them: "
                 f"corpus={config.corpus.name} corpus.path=FOLDER"
             )
+    if isinstance(config.corpus, TextCorpusConfig) and config.corpus.separator is not None:
+        problems += _separator_problems(config.corpus.separator)
     if isinstance(config.tokenizer, HfTokenizerConfig) and config.tokenizer.path is None:
         problems.append("tokenizer.path is needed: tokenizer=hf tokenizer.path=FOLDER/tokenizer.json")
     return problems
+
+
+def _separator_problems(separator: str) -> list[str]:
+    try:
+        if unescape(separator).encode():
+            return []
+        problem = "it is empty, and nothing is found everywhere"
+    except ValueError as error:
+        problem = str(error)
+    return [
+        f"corpus.separator='{separator}' cannot separate documents: {problem}. Write what stands between "
+        "them, as in \"corpus.separator='\\n\\n\\n'\", with \\\\ for a backslash; null: a file is a document"
+    ]
 
 
 def _training_problems(config: TrainConfig) -> list[str]:

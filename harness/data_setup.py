@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.commands import prepare_command
+from harness.commands import override, prepare_command, shell_word
 from harness.config import PrepareScriptConfig, TrainConfig, set_directory
 from harness.errors import UserError
 from harness.storage import open_store
@@ -70,6 +70,8 @@ def _check_preparation(config: TrainConfig, store: TokenStore) -> None:
 
     manifest = store.manifest
     wanted: dict[str, Any] = {"tokenizer": config.tokenizer.name, **preparation_settings(config)}
+    for key in ("field", "separator"):  # the set's corpus may have what the configured one has not
+        wanted.setdefault(key, None)
     found: dict[str, Any] = {"tokenizer": manifest.tokenizer.name, **(manifest.preparation or {})}
     differing = [key for key in wanted if key in found and wanted[key] != found[key]]
     if differing:
@@ -85,8 +87,9 @@ def _check_preparation(config: TrainConfig, store: TokenStore) -> None:
 
 
 def _override(key: str, value: Any) -> str:
-    group = {"corpus": "corpus", "tokenizer": "tokenizer", "field": "corpus.field"}.get(key, f"prepare.{key}")
-    return f"{group}={'null' if value is None else value}"
+    names = {"corpus": "corpus", "tokenizer": "tokenizer"}
+    names |= {"field": "corpus.field", "separator": "corpus.separator"}
+    return shell_word(override(names.get(key, f"prepare.{key}"), value))
 
 
 def _open_validation(config: TrainConfig, train: TokenStore) -> TokenStore:

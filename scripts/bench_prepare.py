@@ -97,8 +97,7 @@ def bench(source: Path, tokenizer: str, workers: list[str], gpt2: str, base: int
         digests.add((digest, files))
         print(
             f"{tokenizer:5} {count} processes: {documents:,} documents, {tokens:,} tokens in {seconds:.1f} s "
-            "= "
-            f"{tokens / seconds / 1e6:.2f} M tokens/s, {source.stat().st_size / seconds / 1e6:.0f} MB/s; "
+            f"= {tokens / seconds / 1e6:.2f} M tokens/s, {source.stat().st_size / seconds / 1e6:.0f} MB/s; "
             f"{cpu:.1f} s of CPU; {memory / 2**20:.0f} MiB above the interpreter's start; {digest[:12]}",
             flush=True,
         )

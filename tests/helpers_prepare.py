@@ -56,8 +56,8 @@ def jsonl(path: Path | list[Path], field: str = "text") -> JsonlCorpusConfig:
     return JsonlCorpusConfig(path=given, field=field)
 
 
-def text(path: Path, suffixes: list[str] | None = None) -> TextCorpusConfig:
-    return TextCorpusConfig(path=str(path), suffixes=suffixes or [])
+def text(path: Path, suffixes: list[str] | None = None, separator: str | None = None) -> TextCorpusConfig:
+    return TextCorpusConfig(path=str(path), suffixes=suffixes or [], separator=separator)
 
 
 def gpt2_files() -> Path:

@@ -1,9 +1,10 @@
 """A corpus as a stream of small picklable chunks, the same whatever the number of processes.
 
 Plain JSON lines are cut into byte ranges at newlines and read by whoever tokenises them; compressed
-lines are decompressed here, and travel. Text files are grouped. A text file beyond `GIANT_BYTES`
-becomes pieces cut after a newline near fixed byte positions, so that it is never held whole: BPE
-merges do not cross such a cut (about one an 8 MiB).
+lines are decompressed here, and travel. Text files are grouped; large ones whose documents are
+separated are cut into byte ranges too. A document beyond `GIANT_BYTES` becomes pieces cut after a
+newline near fixed byte positions, so that it is never held whole: BPE merges do not cross such a cut
+(about one an 8 MiB).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import IO
 
 from harness.config import CorpusConfig, JsonlCorpusConfig
 from harness.errors import UserError
-from harness.prepare.corpora import SourceFile
+from harness.prepare.corpora import SourceFile, separator_of
 
 CHUNK_BYTES = 4 << 20
 GIANT_BYTES = 16 << 20
@@ -29,8 +30,9 @@ _ZSTD_BLOCK = 1 << 13  # a compressed block can hold a thousand times its size
 
 
 @dataclass(frozen=True)
-class LineChunk:
-    """Whole JSON lines of one file: bytes `[start, stop)` of it, or `data` where it is compressed."""
+class RangeChunk:
+    """Whole JSON lines or separated documents of one file: bytes `[start, stop)` of it, or `data` where
+    it is compressed."""
 
     file: int
     path: str
@@ -42,7 +44,7 @@ class LineChunk:
 
 @dataclass(frozen=True)
 class FileChunk:
-    """Text files `file`, `file + 1`, ...: one document each."""
+    """Whole text files `file`, `file + 1`, ...."""
 
     file: int
     paths: tuple[str, ...]
@@ -51,7 +53,7 @@ class FileChunk:
 
 @dataclass(frozen=True)
 class PieceChunk:
-    """Bytes `[start, stop)` of a giant text file, one document with the SHA-256 `digest`."""
+    """Bytes `[start, stop)` of a giant document with the SHA-256 `digest`."""
 
     file: int
     path: str
@@ -64,14 +66,14 @@ class PieceChunk:
 
 @dataclass(frozen=True)
 class FaultChunk:
-    """A giant text file that is not valid UTF-8."""
+    """A giant document that is not valid UTF-8."""
 
     file: int
     reason: str
     source_bytes: int
 
 
-Chunk = LineChunk | FileChunk | PieceChunk | FaultChunk
+Chunk = RangeChunk | FileChunk | PieceChunk | FaultChunk
 
 
 def stream_chunks(config: CorpusConfig, files: list[SourceFile]) -> Iterator[Chunk]:
@@ -83,30 +85,30 @@ def stream_chunks(config: CorpusConfig, files: list[SourceFile]) -> Iterator[Chu
             else:
                 yield from _line_ranges(index, file)
     else:
-        yield from _text_chunks(files)
+        yield from _text_chunks(files, separator_of(config))
 
 
 def _line_ranges(index: int, file: SourceFile) -> Iterator[Chunk]:
     with open(file.path, "rb") as stream:
         start = 0
         while start < file.size:
-            stop = _after_newline(stream, start + CHUNK_BYTES, file.size)
-            yield LineChunk(index, file.path, start, stop, stop - start)
+            stop = _after(b"\n", stream, start + CHUNK_BYTES, file.size)
+            yield RangeChunk(index, file.path, start, stop, stop - start)
             start = stop
 
 
-def _after_newline(stream: IO[bytes], position: int, size: int, within: int | None = None) -> int:
-    """The first position after a newline at or behind `position`, else `size`; -1: none `within` bytes."""
+def _after(separator: bytes, stream: IO[bytes], position: int, size: int, within: int | None = None) -> int:
+    """The end of the first separator at or behind `position`, else `size`; -1: none `within` bytes."""
     limit = size if within is None else min(size, position + within)
     while position < limit:
         stream.seek(position)
-        block = stream.read(min(1 << 16, limit - position))
-        if not block:
-            break
-        found = block.find(b"\n")
+        block = stream.read(min((1 << 16) + len(separator), limit - position))
+        found = block.find(separator)
         if found >= 0:
-            return position + found + 1
-        position += len(block)
+            return position + found + len(separator)
+        if len(block) < len(separator):
+            break
+        position += len(block) - len(separator) + 1  # one may lie across the end of this block
     return size if limit >= size else -1
 
 
@@ -121,10 +123,10 @@ def _compressed_chunks(index: int, file: SourceFile) -> Iterator[Chunk]:
                 continue
             data = b"".join(pending)
             cut = data.rindex(b"\n") + 1
-            yield LineChunk(index, file.path, 0, cut, raw.tell() - before, data[:cut])
+            yield RangeChunk(index, file.path, 0, cut, raw.tell() - before, data[:cut])
             pending, length, before = [data[cut:]], len(data) - cut, raw.tell()
         if length:
-            yield LineChunk(index, file.path, 0, length, raw.tell() - before, b"".join(pending))
+            yield RangeChunk(index, file.path, 0, length, raw.tell() - before, b"".join(pending))
 
 
 def _decompressed(raw: IO[bytes], path: str) -> Iterator[bytes]:
@@ -138,9 +140,8 @@ def _decompressed(raw: IO[bytes], path: str) -> Iterator[bytes]:
             yield from _zstd_blocks(raw)
     except (EOFError, gzip.BadGzipFile, zlib.error, _ZstdFault) as error:
         raise UserError(
-            f"{path} is damaged: {error}. Its documents would be lost without a word: fetch the file again, "
-            "or "
-            "leave it out of corpus.path"
+            f"{path} is damaged: {error}. Its documents would be lost without a word: fetch the file "
+            "again, or leave it out of corpus.path"
         ) from error
 
 
@@ -172,16 +173,20 @@ def _zstd_blocks(raw: IO[bytes]) -> Iterator[bytes]:
         raise _ZstdFault("it ends in the middle of a compressed frame")
 
 
-def _text_chunks(files: list[SourceFile]) -> Iterator[Chunk]:
+def _text_chunks(files: list[SourceFile], separator: bytes | None) -> Iterator[Chunk]:
     first, size = 0, 0
     for index, file in enumerate(files):
-        giant = file.size > GIANT_BYTES
+        alone = file.size > (GIANT_BYTES if separator is None else CHUNK_BYTES)
         full = size + file.size > CHUNK_BYTES or index - first >= CHUNK_FILES
-        if index > first and (giant or full):
+        if index > first and (alone or full):
             yield FileChunk(first, tuple(f.path for f in files[first:index]), size)
             first, size = index, 0
-        if giant:
-            yield from _pieces(index, file)
+        if alone:
+            with open(file.path, "rb") as stream:
+                if separator is None:
+                    yield from _pieces(stream, index, file.path, 0, file.size)
+                else:
+                    yield from _separated(stream, index, file, separator)
             first = index + 1
         else:
             size += file.size
@@ -189,32 +194,52 @@ def _text_chunks(files: list[SourceFile]) -> Iterator[Chunk]:
         yield FileChunk(first, tuple(f.path for f in files[first:]), size)
 
 
-def _pieces(index: int, file: SourceFile) -> Iterator[Chunk]:
-    with open(file.path, "rb") as stream:
-        digest = hashlib.sha256()
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        position = 0
-        try:
-            while block := stream.read(_BLOCK):
-                digest.update(block)
-                decoder.decode(block)
-                position += len(block)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError as error:
-            reason = f"not valid UTF-8 near byte {position + error.start} ({error.reason})"
-            yield FaultChunk(index, reason, file.size)
-            return
-        start = 0
-        while start < file.size:
-            stop = _piece_end(stream, start + PIECE_BYTES, file.size)
-            yield PieceChunk(
-                index, file.path, start, stop, stop - start, digest.digest(), last=stop == file.size
-            )
-            start = stop
+def _separated(stream: IO[bytes], index: int, file: SourceFile, separator: bytes) -> Iterator[Chunk]:
+    """Ranges that end after a separator. Every byte is searched, from the file's start on: which two of
+    three newlines stand between documents follows from what was found before."""
+    start = 0
+    while start < file.size:
+        stream.seek(start)
+        ahead = stream.read(CHUNK_BYTES)
+        whole = len(ahead) - len(ahead.split(separator)[-1])
+        stop = start + whole if whole else _after(separator, stream, start, file.size)
+        if stop - start > max(CHUNK_BYTES, GIANT_BYTES):  # then it is one document
+            yield from _pieces(stream, index, file.path, start, stop, separator)
+        else:
+            yield RangeChunk(index, file.path, start, stop, stop - start)
+        start = stop
+
+
+def _pieces(
+    stream: IO[bytes], index: int, path: str, start: int, stop: int, separator: bytes | None = None
+) -> Iterator[Chunk]:
+    """The document at `[start, stop)`, without the separator that may end it there."""
+    if separator is not None:
+        stream.seek(max(start, stop - len(separator)))
+        stop -= len(separator) if stream.read(len(separator)) == separator else 0
+    digest = hashlib.sha256()
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    blank, position = separator is not None, start
+    stream.seek(start)
+    try:
+        while block := stream.read(min(_BLOCK, stop - position)):
+            digest.update(block)
+            position += len(block)
+            text = decoder.decode(block)
+            blank = blank and (not text or text.isspace())
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        place = position - len(error.object) + error.start
+        yield FaultChunk(index, f"not valid UTF-8 at byte {place} ({error.reason})", stop - start)
+        return
+    while start < stop and not blank:
+        end = _piece_end(stream, start + PIECE_BYTES, stop)
+        yield PieceChunk(index, path, start, end, end - start, digest.digest(), last=end == stop)
+        start = end
 
 
 def _piece_end(stream: IO[bytes], position: int, size: int) -> int:
-    stop = _after_newline(stream, position, size, within=PIECE_BYTES // 8)
+    stop = _after(b"\n", stream, position, size, within=PIECE_BYTES // 8)
     if stop >= 0:
         return stop
     stream.seek(position)

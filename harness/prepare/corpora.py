@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness.config import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
+from harness.escapes import unescape
 
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".ndjson")
 
@@ -56,6 +57,12 @@ def list_files(config: CorpusConfig) -> list[SourceFile]:
     return files
 
 
+def separator_of(config: CorpusConfig) -> bytes | None:
+    """What stands between the documents of one file; None where a text file is one document."""
+    given = config.separator if isinstance(config, TextCorpusConfig) else None
+    return None if given is None else unescape(given).encode()
+
+
 def changed_since_listed(files: list[SourceFile]) -> list[str]:
     """Paths whose size or modification time is no longer what it was when they were listed."""
     changed = []
@@ -91,8 +98,7 @@ def _given_files(given: str | list[str], matches: Callable[[str], bool], wanted:
             if not found:
                 raise UserError(
                     f"corpus.path={path} holds no file{wanted}: there is nothing to prepare. Set corpus.path "
-                    "to "
-                    "the folder that holds the text, or name the files one by one: corpus.path=[FILE,FILE]"
+                    "to the folder that holds the text, or name the files one by one: corpus.path=[FILE,FILE]"
                 )
             files += found
         elif root.exists():
@@ -100,8 +106,7 @@ def _given_files(given: str | list[str], matches: Callable[[str], bool], wanted:
         else:
             raise UserError(
                 f"corpus.path={path} does not exist (looked for {root.absolute()}): set corpus.path to a "
-                "file, a "
-                "folder or a list of them"
+                "file, a folder or a list of them"
             )
     seen: dict[str, str] = {}
     for file in files:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.prepare.chunks import Chunk, FaultChunk, FileChunk, LineChunk, PieceChunk
+from harness.prepare.chunks import Chunk, FaultChunk, FileChunk, PieceChunk, RangeChunk
 from harness.prepare.tokenizers import ByteTokenizer, Tokenizer
 
 SPLITS = ("train", "val")
@@ -19,9 +19,10 @@ MAX_PLACES = 10
 
 @dataclass(frozen=True)
 class Rules:
-    """What shapes the tokens of a document."""
+    """What shapes the tokens of a document. Without a `field` the corpus is text."""
 
-    field: str
+    field: str | None
+    separator: bytes | None
     val_fraction: float
     max_document_tokens: int | None
 
@@ -72,7 +73,11 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer | None, rules: Rules) -> Enc
     if isinstance(chunk, FaultChunk):
         result.add_fault(chunk.file, None, chunk.reason)
         return result
-    texts = _lines(chunk, rules.field, result) if isinstance(chunk, LineChunk) else _files(chunk, result)
+    if rules.field is not None:
+        assert isinstance(chunk, RangeChunk)
+        texts = _lines(chunk, rules.field, result)
+    else:
+        texts = _texts(chunk, rules.separator, result)
     by_split: dict[str, list[tuple[str, bytes]]] = {split: [] for split in SPLITS}
     digests = []
     for text, data in texts:
@@ -130,24 +135,43 @@ def _encode_piece(chunk: PieceChunk, tokenizer: Tokenizer | None, rules: Rules, 
     result.parts[split] = Part(tokens, np.zeros(0, np.int64), chunk.stop - chunk.start)
 
 
-def _files(chunk: FileChunk, result: Encoded) -> Iterator[tuple[str, bytes]]:
+def _texts(
+    chunk: FileChunk | RangeChunk, separator: bytes | None, result: Encoded
+) -> Iterator[tuple[str, bytes]]:
+    if isinstance(chunk, RangeChunk):
+        yield from _parts(_read_range(chunk), chunk.file, chunk.start, separator, result)
+        return
     for index, path in enumerate(chunk.paths, chunk.file):
         with open(path, "rb") as file:
             data = file.read()
+        yield from _parts(data, index, 0, separator, result)
+
+
+def _parts(
+    data: bytes, file: int, start: int, separator: bytes | None, result: Encoded
+) -> Iterator[tuple[str, bytes]]:
+    """What stands between separators, unless it is empty or white space, in bytes from `start` of a file."""
+    for part in [data] if separator is None else data.split(separator):
         try:
-            text = data.decode("utf-8")
+            text = part.decode("utf-8")
         except UnicodeDecodeError as error:
-            result.add_fault(index, None, f"not valid UTF-8 at byte {error.start} ({error.reason})")
-            continue
-        yield text, data
+            result.add_fault(file, None, f"not valid UTF-8 at byte {start + error.start} ({error.reason})")
+        else:
+            if separator is None or (text and not text.isspace()):
+                yield text, part
+        start += len(part) + len(separator or b"")
 
 
-def _lines(chunk: LineChunk, name: str, result: Encoded) -> Iterator[tuple[str, bytes]]:
-    data = chunk.data
-    if data is None:
-        with open(chunk.path, "rb") as file:
-            file.seek(chunk.start)
-            data = file.read(chunk.stop - chunk.start)
+def _read_range(chunk: RangeChunk) -> bytes:
+    if chunk.data is not None:
+        return chunk.data
+    with open(chunk.path, "rb") as file:
+        file.seek(chunk.start)
+        return file.read(chunk.stop - chunk.start)
+
+
+def _lines(chunk: RangeChunk, name: str, result: Encoded) -> Iterator[tuple[str, bytes]]:
+    data = _read_range(chunk)
     result.lines = data.count(b"\n")
     if data.startswith(codecs.BOM_UTF8):
         data = data.removeprefix(codecs.BOM_UTF8)

@@ -39,8 +39,7 @@ def accept_existing(
     lines = "\n".join(f"  {key}: there {there[key]}, asked for {wanted[key]}" for key in different)
     raise UserError(
         f"{directory} already holds another set:\n{lines}\nIt is never replaced unasked: checkpoints name "
-        "its "
-        "digest. Use another data.path= (or data.root=), or replace it with prepare.overwrite=true"
+        "its digest. Use another data.path= (or data.root=), or replace it with prepare.overwrite=true"
     )
 
 

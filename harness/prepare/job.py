@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.config import JsonlCorpusConfig, PrepareScriptConfig, TrainConfig
+from harness.config import JsonlCorpusConfig, PrepareScriptConfig, TextCorpusConfig, TrainConfig
+from harness.escapes import escape
 from harness.prepare import chunks
-from harness.prepare.chunks import Chunk, LineChunk
-from harness.prepare.corpora import SourceFile
+from harness.prepare.chunks import Chunk, RangeChunk
+from harness.prepare.corpora import SourceFile, separator_of
 from harness.prepare.documents import MAX_PLACES, Encoded, Rules
 from harness.prepare.pool import default_workers
 from harness.prepare.tokenizers import Tokenizer
@@ -41,7 +42,7 @@ class State:
 
     def absorb(self, chunk: Chunk, encoded: Encoded, files: list[SourceFile]) -> None:
         """Count one chunk. The chain is over documents, so it knows nothing of chunks or files."""
-        if isinstance(chunk, LineChunk) and chunk.file != self.line_file:
+        if isinstance(chunk, RangeChunk) and chunk.file != self.line_file:
             self.line_file, self.lines = chunk.file, 0
         for file, line, reason in encoded.bad[: MAX_PLACES - len(self.places)]:
             where = files[file].path if line is None else f"{files[file].path}:{self.lines + line}"
@@ -72,8 +73,8 @@ class Job:
     @property
     def rules(self) -> Rules:
         corpus, prepare = self.config.corpus, self.config.prepare
-        name = corpus.field if isinstance(corpus, JsonlCorpusConfig) else ""
-        return Rules(name, prepare.val_fraction, prepare.max_document_tokens)
+        name = corpus.field if isinstance(corpus, JsonlCorpusConfig) else None
+        return Rules(name, separator_of(corpus), prepare.val_fraction, prepare.max_document_tokens)
 
     @property
     def workers(self) -> int:
@@ -104,6 +105,11 @@ def preparation_settings(config: PrepareLike) -> dict[str, Any]:
     settings: dict[str, Any] = {"corpus": config.corpus.name}
     if isinstance(config.corpus, JsonlCorpusConfig):
         settings["field"] = config.corpus.field
+    if isinstance(
+        config.corpus, TextCorpusConfig
+    ):  # also null, so that a set without one differs from one with
+        separator = separator_of(config.corpus)
+        settings["separator"] = None if separator is None else escape(separator.decode())
     return settings | {
         "max_document_tokens": config.prepare.max_document_tokens,
         "val_fraction": float(config.prepare.val_fraction),

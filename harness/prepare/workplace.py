@@ -166,8 +166,7 @@ def check_replaceable(directory: Path) -> None:
         raise UserError(
             f"{directory} holds files that are not part of the set: {', '.join(foreign[:5])}"
             f"{', ...' if len(foreign) > 5 else ''}. prepare.overwrite=true would delete them: move them "
-            "away, "
-            "or set data.path to another folder"
+            "away, or set data.path to another folder"
         )
 
 

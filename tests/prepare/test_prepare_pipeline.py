@@ -166,7 +166,7 @@ def test_a_giant_file_that_is_not_utf8_is_one_bad_document(
     (folder / "0005.txt").write_bytes(b"a" * 4000 + b"\xff" + b"a" * 4000)
     summary = prepared(tmp_path / "set", text(folder), max_bad_fraction=0.1)
     assert (summary.documents, summary.bad_documents) == (19, 1)
-    assert "0005.txt: not valid UTF-8 near byte 4000" in summary.places[0]
+    assert "0005.txt: not valid UTF-8 at byte 4000" in summary.places[0]
 
 
 def test_the_header_is_what_numpy_writes_and_reads() -> None:
