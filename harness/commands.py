@@ -19,6 +19,11 @@ _CONSOLE = {
 }
 
 
+def shown(path: Path) -> Path:
+    """A path as a person in the working directory would type it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def command(script: str, *words: str) -> str:
     """`python scripts/NAME.py ...` in a checkout, the console script where there is none."""
     root = Path(__file__).resolve().parent.parent

@@ -20,7 +20,7 @@ import torch
 from harness import checkpoint, resume, run_dir
 from harness.build import Learner, assemble, build_learner, parent_of, progress_of
 from harness.checkpoint import Checkpoint
-from harness.commands import command
+from harness.commands import command, shown
 from harness.config import TrainConfig, to_dict, total_steps
 from harness.data_setup import Data, open_data
 from harness.device import select_device
@@ -83,7 +83,7 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
         changes = _check_resumed(config, saved, data, loader)
         plan = _Plan(config, path, saved, data, loader, device, changes)
         if saved is not None and plan.goes_on and saved.step >= total_steps(config):
-            log.info("already complete at step %d: %s", saved.step, path)
+            log.info("already complete at step %d: %s", saved.step, shown(path))
             return Outcome(path, saved.step, saved.trainer["val_loss"])
         learner = build_learner(config, data.train.vocab_size, device, saved)
         if saved is not None:
@@ -113,9 +113,9 @@ def _refuse_existing(config: TrainConfig, path: Path) -> None:
     if not run_dir.holds_a_run(path) or (config.resume == "auto" and not steps):
         return  # with auto, a run that died before its first checkpoint starts again
     newest = f"step {steps[-1]}" if steps else "none"
-    go_on = f"Go on with it: {command('train', f'resume={path}')}; or start" if steps else "Start"
+    go_on = f"Go on with it: {command('train', f'resume={shown(path)}')}; or start" if steps else "Start"
     raise UserError(
-        f"{path} already holds a run (newest checkpoint: {newest}); a fresh start would mix two runs. "
+        f"{shown(path)} already holds a run (newest checkpoint: {newest}); a fresh start would mix two runs. "
         f"{go_on} in another directory: run.name=NAME or hydra.run.dir=FOLDER"
     )
 
@@ -203,10 +203,10 @@ def _tracker(plan: _Plan, status: run_dir.Status, ending: _Ending) -> Iterator[T
 
 def _describe(run: Run, plan: _Plan) -> None:
     config, train_split = run.config, plan.data.train
-    log.info("run       %s", run.path)
+    log.info("run       %s", shown(run.path))
     log.info(
         "data      %s, %s train tokens, metadata_sha256 %s",
-        train_split.manifest.directory, f"{train_split.total_tokens:,}", train_split.metadata_sha256,
+        shown(train_split.manifest.directory), f"{train_split.total_tokens:,}", train_split.metadata_sha256,
     )  # fmt: skip
     log.info(
         "loader    %s, %d x %d tokens a step, %d steps an epoch, %d tokens dropped at its end",
@@ -221,7 +221,7 @@ def _describe(run: Run, plan: _Plan) -> None:
 
 
 def _say_goodbye(run: Run, signal_name: str | None) -> None:
-    step, again = run.progress.step, command("train", f"resume={run.path}")
+    step, again = run.progress.step, command("train", f"resume={shown(run.path)}")
     if signal_name is not None and run.progress.step < total_steps(run.config):
         log.info("stopped by %s after step %d, which is saved. Go on: %s", signal_name, step, again)
         return

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from harness import checkpoint, resume
+from harness.commands import shown
 from harness.config import TrainConfig, to_dict, total_steps
 from harness.evaluation import IGNORE, Evaluation, evaluate
 from harness.optim import lr_at
@@ -186,5 +187,5 @@ def save(run: Run) -> None:
             trainer={**vars(progress), **run.identity},
             config=to_dict(run.config),
         )
-    log.info("saved %s", path)
+    log.info("saved %s", shown(path))
     run.status.update(phase="train")

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-from harness.commands import command
+from harness.commands import command, shown
 from harness.errors import UserError
 from harness.script_words import parse, run_script
 
@@ -69,11 +68,6 @@ def main() -> None:
     print(f"go on with it         {command('train', f'resume={run}', f'trainer.max_steps={2 * step}')}")
     print(f"train a larger model  {command('train', 'data=npy', 'loader=sequential', 'model=micro')}")
     print(f"more text from it     {command('sample', str(run), 'prompt=import ')}")
-
-
-def shown(path: Path) -> Path:
-    """A path as a person in this folder would type it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.commands import shown
+
 PLAIN_SECONDS = 5.0
 _QUIET_SECONDS = 2.0
 
@@ -60,7 +62,7 @@ class Summary:
     def lines(self) -> list[str]:
         """The summary as lines for people."""
         head = "already prepared" if self.already_there else f"prepared in {self.seconds:.1f} s"
-        lines = [f"{self.directory}: {head}, digest {self.digest}"]
+        lines = [f"{shown(self.directory)}: {head}, digest {self.digest}"]
         for name, split in self.splits.items():
             files = "1 shard" if split.shards == 1 else f"{split.shards:,} shards"
             lines.append(

@@ -6,18 +6,22 @@ terminal, wait on a silent server, and return the previous run where one was not
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import netrc
 import os
 import re
 import secrets
+import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from harness.commands import shown
 from harness.config import WandbTrackerConfig
 from harness.tracking import NoTracker, Tracker
 
@@ -144,7 +148,7 @@ def _begin(
         report(f"W&B: no run could be started ({_short(error)}); metrics.jsonl has every row")
         return None
     if reason:
-        report(f"W&B: {reason}; logged offline, send it later: wandb sync {_directory(run)}")
+        report(f"W&B: offline, {reason}. Send it later: wandb sync {shown(Path(_directory(run)))}")
     return run
 
 
@@ -166,7 +170,7 @@ def _mode(wandb: Any, config: WandbTrackerConfig) -> tuple[str, str | None, str]
     key = os.environ.get("WANDB_API_KEY") or settings.api_key or _netrc_key(host)
     if key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return mode, key, ""
-    return "offline", None, f"no key for {urlsplit(host).netloc} (WANDB_API_KEY, or wandb login)"
+    return "offline", None, f"no key for {urlsplit(host).netloc} (WANDB_API_KEY or wandb login)"
 
 
 def _netrc_key(url: str) -> str | None:
@@ -223,11 +227,35 @@ def _end_service() -> None:
     """End wandb's helper process: the run's file is whole then, and a fault of it stays behind.
 
     Bounded as well, because the same wait at the interpreter's exit, which this takes over, is not.
+    A helper that still tries to reach a silent server would outlive this process by hours, with our
+    standard output open: it is ended. What it did not send is in the run's file, for `wandb sync`.
     """
     import wandb
 
-    if not _unfinished:
-        _within(_TEARDOWN_SECONDS, wandb.teardown)
+    if _unfinished:
+        return
+    helpers = _helpers()
+    _within(_TEARDOWN_SECONDS, wandb.teardown)
+    deadline = time.monotonic() + _TEARDOWN_SECONDS
+    while (left := helpers & _helpers()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _helpers() -> set[int]:
+    """The process ids of this process's own wandb helpers; empty where there is no /proc."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = stat.read_text().rpartition(")")
+        except OSError:
+            continue  # it ended meanwhile
+        state, parent = rest.split()[:2]
+        if name.endswith("(wandb-core") and state != "Z" and int(parent) == os.getpid():
+            found.add(int(stat.parent.name))
+    return found
 
 
 class _StillRunning(Exception):

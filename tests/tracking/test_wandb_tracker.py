@@ -20,7 +20,7 @@ from harness.config import TrackerConfig, TrainConfig, WandbTrackerConfig, to_di
 from harness.errors import UserError
 from harness.tracking import NoTracker, Tracker, open_tracker
 from harness.tracking.jsonl import MetricsFile, read_rows
-from harness.tracking.wandb_tracker import WandbTracker
+from harness.tracking.wandb_tracker import WandbTracker, _helpers
 from tests.tracking.wandb_reader import read_run
 from tests.tracking.wandb_server import Server, serve
 
@@ -375,6 +375,7 @@ def test_a_server_that_falls_silent_holds_up_neither_finish_nor_the_exit(
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     server.silent = True
+    # The end of its output, too, waits for no helper that was left behind.
     out, err = process.communicate("\n", timeout=30)
     assert (process.returncode, out, err) == (0, "", "")
     _, (online, late) = outcome(run_dir)
@@ -410,14 +411,8 @@ def test_a_closed_standard_input_is_no_obstacle(tmp_path: Path) -> None:
 
 def wandb_service() -> int:
     """The process id of this process's own wandb helper."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = stat.read_text().rpartition(")")
-        except OSError:
-            continue
-        if name.endswith("(wandb-core") and int(rest.split()[1]) == os.getpid():
-            return int(stat.parent.name)
-    raise AssertionError("no wandb-core among this process's children")
+    (pid,) = _helpers()
+    return pid
 
 
 def test_a_log_that_fails_ends_the_mirror_with_one_line(
