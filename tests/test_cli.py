@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.storage.manifest import manifest_digest
 from tests.helpers_runs import ROOT, rows, snapshot, train_py, train_rows, weights, write_text_set
 
 TINY = (
@@ -214,6 +216,32 @@ def test_a_refused_resume_is_exit_code_2_without_traceback(
     assert all(value in result.stderr for value in values), result.stderr
     assert "Traceback" not in result.stderr + result.stdout
     assert snapshot(tmp_path / "runs" / "one") == before
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "named"),
+    [
+        ("preparation", "val_fraction", 0.02, "preparation.val_fraction: then None, now 0.02"),
+        ("tokenizer", "vocab_size", 300, "vocabulary: checkpoint 257"),
+    ],
+)
+def test_a_changed_manifest_stops_a_resume_with_exit_code_2(
+    data: Path, tmp_path: Path, group: str, key: str, value: object, named: str
+) -> None:
+    root = Path(shutil.copytree(data, tmp_path / "root"))
+    assert train_py(*TINY, f"data.root={root}", "run.name=one", cwd=tmp_path).returncode == 0
+    manifest = root / "npy-stream" / "metadata.json"
+    raw = json.loads(manifest.read_text())
+    raw[group][key] = value
+    manifest.write_text(json.dumps(raw))
+    before = snapshot(tmp_path / "runs")
+    words = ["prepare.val_fraction=0.02"] if key == "val_fraction" else []
+    result = train_py("resume=runs/one", "trainer.max_steps=9", *words, cwd=tmp_path)
+    assert result.returncode == 2
+    assert named in result.stderr
+    assert manifest_digest(raw) in result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+    assert snapshot(tmp_path / "runs") == before
 
 
 def test_naming_one_budget_unsets_the_other_also_at_a_resume(data: Path, tmp_path: Path) -> None:
