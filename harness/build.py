@@ -47,8 +47,7 @@ def build_learner(
     optimizer = make_optimizer(model, config.optimizer, device)
     if saved is None:
         return Learner(model, optimizer, None)
-    model.load_state_dict(saved.model_state())
-    optimizer.load_state_dict(saved.optimizer_state())
+    saved.restore_into(model, optimizer)
     return Learner(model, optimizer, saved.rng_state())
 
 

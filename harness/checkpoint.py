@@ -9,11 +9,12 @@ tensors are read or written, so finding a checkpoint costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,28 @@ from harness.errors import UserError
 from harness.files import fsync_dir, sha256_file, write_atomic
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
 
 FORMAT_VERSION = 1
 MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.pt", "rng.pt"
 LOADER, TRAINER, CONFIG = "loader.json", "trainer.json", "config.yaml"
 FILES = (MODEL, OPTIMIZER, RNG, LOADER, TRAINER, CONFIG)
 _INDEX = "checkpoint.json"
+_TRAINER_KEYS: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "epoch": (int,),
+    "tokens": (int,),
+    "elapsed_s": (int, float),
+    "val_loss": (int, float, type(None)),
+    "best_val_loss": (int, float, type(None)),
+    "best_step": (int, type(None)),
+    "run_id": (str,),
+    "parent": (dict, type(None)),
+    "vocab_size": (int,),
+    "metadata_sha256": (str,),
+    "content_sha256": (str, type(None)),
+}
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -48,23 +64,41 @@ class Checkpoint:
     def run_dir(self) -> Path:
         return self.path.parent.parent
 
-    def model_state(self) -> dict[str, Tensor]:
+    def restore_into(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        """Put the saved weights, and the optimizer's state where one is given, into place."""
         from safetensors.torch import load_file
 
-        return load_file(self.path / MODEL)
+        with self._foreign(MODEL):
+            model.load_state_dict(load_file(self.path / MODEL))
+        if optimizer is not None:
+            with self._foreign(OPTIMIZER):
+                optimizer.load_state_dict(self.optimizer_state())
 
     def optimizer_state(self) -> dict[str, Any]:
-        return _load_pt(self.path / OPTIMIZER)
+        return self._tensors(OPTIMIZER)
 
     def rng_state(self) -> dict[str, Any]:
-        return _load_pt(self.path / RNG)
+        return self._tensors(RNG)
 
+    def _tensors(self, name: str) -> dict[str, Any]:
+        import torch
 
-def _load_pt(path: Path) -> dict[str, Any]:
-    import torch
+        with self._foreign(name):
+            state: dict[str, Any] = torch.load(self.path / name, map_location="cpu", weights_only=True)
+        return state
 
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
+    @contextlib.contextmanager
+    def _foreign(self, name: str) -> Iterator[None]:
+        """A file that is what its index says, and yet not what this harness wrote."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, MemoryError) or "out of memory" in str(error):
+                raise
+            raise UserError(
+                f"{self.path / name} does not fit this run ({type(error).__name__}: {error}): "
+                f"it is intact, but was not written by this harness for this model. {_others(self.path)}"
+            ) from error
 
 
 def checkpoints_dir(run_dir: Path) -> Path:
@@ -126,14 +160,35 @@ def open_checkpoint(path: Path) -> Checkpoint:
     index = _read_index(path)
     for name in FILES:
         _check_file(path / name, index["files"][name])
-    trainer, loader = _read_json(path / TRAINER), _read_json(path / LOADER)
-    config = yaml.safe_load((path / CONFIG).read_text())
-    if trainer.get("step") != index["step"]:
+    trainer, loader, config = _read_trainer(path), _read_json(path / LOADER), _read_config(path)
+    if trainer["step"] != index["step"]:
         raise UserError(
-            f"{path / TRAINER}: step {trainer.get('step')}, but {_INDEX} says {index['step']}. "
-            + _others(path)
+            f"{path / TRAINER}: step {trainer['step']}, but {_INDEX} says {index['step']}. " + _others(path)
         )
     return Checkpoint(path, index["step"], trainer, loader, config)
+
+
+def _read_trainer(path: Path) -> dict[str, Any]:
+    trainer = _read_json(path / TRAINER)
+    for key, kinds in _TRAINER_KEYS.items():
+        value = trainer.get(key)
+        if key not in trainer or not isinstance(value, kinds) or isinstance(value, bool):
+            wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise UserError(
+                f"{path / TRAINER}: {key} is {trainer.get(key, 'missing')!r}, expected {wanted}: "
+                f"not written by this harness. {_others(path)}"
+            )
+    return trainer
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load((path / CONFIG).read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path / CONFIG} cannot be read as YAML ({error}). {_others(path)}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path / CONFIG} must hold keys, not {config!r}. {_others(path)}")
+    return config
 
 
 def _read_index(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ A group with variants (`loader=sequential|...`) has one dataclass a variant, fou
 from __future__ import annotations
 
 import dataclasses
+import os
 import types
 import typing
 from dataclasses import dataclass, field
@@ -280,7 +281,7 @@ def make_paths_absolute(config: TrainConfig | PrepareScriptConfig) -> None:
     def absolute(value: Any) -> Any:
         if isinstance(value, list):
             return [absolute(item) for item in value]
-        return str(Path(value).expanduser().absolute()) if isinstance(value, str) else value
+        return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) else value
 
     for key in PATH_KEYS:
         group, name = key.split(".")

@@ -31,5 +31,5 @@ def load(path: Path, device: torch.device) -> Finished:
     saved = checkpoint.open_checkpoint(checkpoint.find(path.expanduser().absolute()))
     config = from_dict(saved.config, str(saved.path / checkpoint.CONFIG))
     model = GPT(config.model, vocab_size=saved.trainer["vocab_size"], seq_len=config.loader.seq_len)
-    model.load_state_dict(saved.model_state())
+    saved.restore_into(model, None)
     return Finished(saved, config, model.to(device).eval())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,6 +82,12 @@ def main() -> None:
 
 def _main() -> None:
     path, options = parse(sys.argv[1:], SampleOptions, "RUN", "Sample text from a run or a checkpoint.")
+    if not (options.temperature >= 0 and math.isfinite(options.temperature)) or options.tokens < 0:
+        raise UserError(
+            f"temperature={options.temperature} and tokens={options.tokens} must be numbers from 0 on"
+        )
+    if options.top_k is not None and options.top_k < 1:
+        raise UserError(f"top_k={options.top_k} must be at least 1, or null for every token")
     from harness.device import select_device
     from harness.finished import load
     from harness.prepare import load_tokenizer

@@ -6,10 +6,11 @@ before clipping and the cursor after it. The host waits for the device at logged
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,8 @@ def train(run: Run, stop: StopRequest) -> bool:
                 row["batch_sha256"] = batch_sha256(batch)
             run.log.step(progress, run.cursor["position"], row)
         if last or progress.step % config.evaluation.interval == 0:
-            run_evaluation(run)
+            with saved_on_failure(run):
+                run_evaluation(run)
         if last or progress.step % config.checkpoint.interval == 0:
             save(run)
     if stop.name is not None:
@@ -144,6 +146,16 @@ def batch_sha256(batch: Batch) -> str:
     for tensor in (batch.inputs, batch.targets):
         digest.update(tensor.contiguous().numpy().astype("<i8", copy=False).tobytes())
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def saved_on_failure(run: Run) -> Iterator[None]:
+    """What only looks at the model must not cost its steps: they are saved before the error goes on."""
+    try:
+        yield
+    except Exception:
+        save(run)
+        raise
 
 
 def run_evaluation(run: Run) -> Evaluation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from harness import checkpoint
 from harness.checkpoint import FILES
@@ -52,7 +54,8 @@ def test_readable_files_hold_what_they_promise(finished: Path) -> None:
     assert {"step", "epoch", "tokens", "best_val_loss", "run_id", "versions"} <= set(saved.trainer)
     assert saved.trainer["tokens"] == 5 * 4 * 16
     assert yaml.safe_load((newest(finished) / "config.yaml").read_text())["loader"]["seq_len"] == 16
-    assert all(tensor.dtype == torch.float32 for tensor in saved.model_state().values())
+    tensors = load_file(newest(finished) / "model.safetensors")
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
 
 
 def test_tensors_load_without_running_code(finished: Path) -> None:
@@ -159,3 +162,33 @@ def test_a_failed_save_leaves_no_checkpoint_and_keeps_the_others(copy: Path) -> 
         )  # fmt: skip
     assert checkpoint.complete_steps(copy) == [4, 5]
     assert checkpoint.open_checkpoint(newest(copy)).step == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trainer.json", b'{"step": 5}'),
+        ("trainer.json", b'{"step": true}'),
+        ("config.yaml", b"[1]"),
+        ("config.yaml", b"a: [b"),
+        ("config.yaml", b"\xff\xfe\x00"),
+        ("model.safetensors", b"junk"),
+        ("optimizer.pt", b"junk"),
+        ("rng.pt", b"junk"),
+        ("loader.json", b"{}"),
+    ],
+)
+def test_an_intact_but_foreign_file_is_refused_before_anything_is_written(
+    copy: Path, finished: Path, name: str, content: bytes
+) -> None:
+    """Its index agrees with it, so only what it holds can tell."""
+    index = newest(copy) / "checkpoint.json"
+    value = json.loads(index.read_text())
+    (newest(copy) / name).write_bytes(content)
+    value["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    index.write_text(json.dumps(value))
+    before = snapshot(copy)
+    config = tiny_config(finished.parent / "set", trainer__max_steps=9, resume=str(newest(copy)))
+    with pytest.raises(UserError, match=name if name != "loader.json" else "loader"):
+        run(config, copy)
+    assert snapshot(copy) == before
