@@ -2,8 +2,9 @@
 
 from harness.prepare.job import preparation_settings
 from harness.prepare.pipeline import prepare
+from harness.prepare.records import recorded_corpus_path
 from harness.prepare.summary import SplitSummary, Summary
-from harness.prepare.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
+from harness.prepare.tokenizers import Tokenizer, load_tokenizer, make_tokenizer, tokenizer_identity
 
 __all__ = [
     "SplitSummary",
@@ -13,4 +14,6 @@ __all__ = [
     "make_tokenizer",
     "preparation_settings",
     "prepare",
+    "recorded_corpus_path",
+    "tokenizer_identity",
 ]

@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from harness.config import (
     TextCorpusConfig,
     set_directory,
 )
 from harness.errors import UserError
-from harness.files import sha256_file, write_json
 from harness.prepare import workplace
 from harness.prepare.chunks import PieceChunk, stream_chunks
 from harness.prepare.corpora import changed_since_listed, list_files
@@ -32,10 +25,10 @@ from harness.prepare.documents import SPLITS, join_piece
 from harness.prepare.existing import accept_existing, summary_of
 from harness.prepare.job import Job, PrepareLike, Report, State, preparation_settings
 from harness.prepare.pool import encode_all
+from harness.prepare.records import write_records
 from harness.prepare.shards import ShardWriter
 from harness.prepare.summary import Progress, Summary
 from harness.prepare.tokenizers import make_tokenizer
-from harness.storage.manifest import write_manifest
 
 JOURNAL_SECONDS = 3.0
 
@@ -117,7 +110,7 @@ def _build(job: Job) -> Summary:
         save()
         _check_outcome(job, state, writers)
         splits = {split: writer.finish() for split, writer in writers.items()}
-        _write_records(job, building, state, splits, started)
+        write_records(job, building, state, splits, started)
     except OSError as error:
         raise _disk_error(error, job, building, state, writers) from error
     finally:
@@ -204,39 +197,6 @@ def _separated_by(job: Job) -> str:
     return "" if separator is None else f" that corpus.separator='{separator}' makes"
 
 
-def _write_records(job: Job, building: Path, state: State, splits: dict[str, Any], started: float) -> None:
-    """The facts of the making, then the manifest, which is the last file written."""
-    made = [*sorted(building.glob("*.npy")), *sorted((building / workplace.TOKENIZER_FOLDER).glob("*"))]
-    packages = ("tiktoken", "tokenizers") if job.tokenizer.name in ("gpt2", "hf") else ()
-    provenance = {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "seconds": round(time.time() - started, 1),
-        "host": platform.node(),
-        "versions": {"python": sys.version.split()[0], "numpy": np.__version__}
-        | {name: _version(name) for name in packages},
-        "identity": job.identity(),
-        "corpus_fingerprint": job.fingerprint(),
-        "documents": {
-            "empty": state.empty_documents,
-            "truncated": state.truncated_documents,
-            "bad": state.bad_documents,
-            "bad_places": state.places,
-        },
-        "files_sha256": {path.relative_to(building).as_posix(): sha256_file(path) for path in made},
-        "source_files": [asdict(file) for file in job.files],
-    }
-    write_json(building / workplace.PROVENANCE, provenance)
-    wide = job.tokenizer.dtype.itemsize == 4
-    raw = {
-        "format_version": 3 if wide else 2,
-        "storage": {"format": "npy", "dtype": "uint32" if wide else "uint16", "layout": "stream"},
-        "tokenizer": job.tokenizer.manifest_section(),
-        "preparation": preparation_settings(job.config) | {"corpus_sha256": state.corpus_chain},
-        "splits": splits,
-    }
-    write_manifest(building, raw)
-
-
 def _disk_error(
     error: OSError, job: Job, building: Path, state: State, writers: dict[str, ShardWriter]
 ) -> OSError:
@@ -252,10 +212,3 @@ def _disk_error(
         f"and {free:,} are free. What is written stays: make room and run the same command again, or set "
         "data.root= to a larger disk"
     ) from error
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

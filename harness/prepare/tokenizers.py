@@ -178,10 +178,22 @@ def make_tokenizer(config: TokenizerConfig) -> Tokenizer:
     if isinstance(config, HfTokenizerConfig):
         if config.path is None:
             raise UserError("tokenizer.path is needed: tokenizer=hf tokenizer.path=FOLDER/tokenizer.json")
-        path = Path(config.path)
-        path = path / "tokenizer.json" if path.is_dir() else path
+        path = _hf_file(config.path)
         return HfTokenizer(_read(path, "tokenizer.path"), str(path), config.boundary_token)
     return ByteTokenizer()
+
+
+def tokenizer_identity(config: TokenizerConfig) -> str | None:
+    """The `sha256` of a manifest made with this config, from the files at `tokenizer.path` alone.
+
+    None where the config names no files. Loads no tokenizer package. Raises `UserError` where the files
+    cannot be read or are not what they are said to be.
+    """
+    if isinstance(config, Gpt2TokenizerConfig) and config.path is not None:
+        return files_sha256(_gpt2_files(config.path))
+    if isinstance(config, HfTokenizerConfig) and config.path is not None:
+        return files_sha256({"tokenizer.json": _read(_hf_file(config.path), "tokenizer.path")})
+    return None
 
 
 def load_tokenizer(set_directory: Path | str, manifest: Any) -> Tokenizer:
@@ -235,6 +247,11 @@ def _read(path: Path, key: str | None) -> bytes:
     except OSError as error:
         mend = f"set {key}=" if key else "put the file back, or prepare the set again"
         raise UserError(f"tokenizer file {path} cannot be read ({error.strerror}): {mend}") from error
+
+
+def _hf_file(given: str) -> Path:
+    path = Path(given)
+    return path / "tokenizer.json" if path.is_dir() else path
 
 
 def _gpt2_files(path: str | None) -> dict[str, bytes]:

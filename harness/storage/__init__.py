@@ -13,6 +13,12 @@ __all__ = ["ShardedTokenDataset", "TokenStore", "open_store"]
 _STORES = {"npy": ShardedTokenDataset}
 
 
-def open_store(directory: Path | str, split: str, *, mmap: bool = True) -> TokenStore:
-    """The split `train` or `val` of a prepared set, whatever its storage; `UserError` where it is damaged."""
-    return _STORES[load_manifest(directory).storage.format](directory, split, mmap=mmap)
+def open_store(
+    directory: Path | str, split: str, *, mmap: bool = True, prepare_command: str | None = None
+) -> TokenStore:
+    """The split `train` or `val` of a prepared set, whatever its storage; `UserError` where it is damaged.
+
+    `prepare_command` is what messages say to run where it is known, as in `load_manifest`.
+    """
+    store = _STORES[load_manifest(directory, prepare_command=prepare_command).storage.format]
+    return store(directory, split, mmap=mmap, prepare_command=prepare_command)

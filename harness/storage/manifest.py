@@ -98,12 +98,14 @@ class Manifest:
         return _digest([[name, shard.tokens, shard.sha256] for name, shard in shards])
 
 
-def load_manifest(directory: Path | str, *, prepare_command: str = PREPARE_COMMAND) -> Manifest:
+def load_manifest(directory: Path | str, *, prepare_command: str | None = None) -> Manifest:
     """Read and check the manifest in `directory`.
 
-    `prepare_command` is what the messages say to run. Raises `UserError` where the folder or the manifest is
-    missing or anything in it is wrong: the file, the field, its value and what was expected.
+    `prepare_command` is what the messages say to run; without it they show the form of the command. Raises
+    `UserError` where the folder or the manifest is missing or anything in it is wrong: the file, the field,
+    its value and what was expected.
     """
+    prepare_command = prepare_command or PREPARE_COMMAND
     directory = Path(directory)
     path = _find(directory, prepare_command)
     try:

@@ -19,13 +19,16 @@ _MAGIC = b"\x93NUMPY"
 class ShardedTokenDataset(TokenStore):
     """A split of an npy set. Headers and sizes are checked here, contents are not read.
 
-    `split` is `train` or `val`. Raises `UserError` where manifest and shards do not agree.
+    `split` is `train` or `val`, `prepare_command` as in `load_manifest`. Raises `UserError` where manifest
+    and shards do not agree.
     """
 
-    def __init__(self, directory: Path | str, split: str, *, mmap: bool = True) -> None:
+    def __init__(
+        self, directory: Path | str, split: str, *, mmap: bool = True, prepare_command: str | None = None
+    ) -> None:
         if split not in SPLITS:
             raise UserError(f"split={split!r} must be one of {', '.join(SPLITS)}: a set has no other")
-        manifest = load_manifest(directory)
+        manifest = load_manifest(directory, prepare_command=prepare_command)
         super().__init__(manifest, split, npy_extents(manifest, split), mmap=mmap)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from harness.errors import UserError
+from harness.storage import ShardedTokenDataset, open_store
 from harness.storage.manifest import load_manifest, manifest_digest, write_manifest
 from tests.helpers_sets import write_set
 
@@ -271,3 +272,12 @@ def test_refused_manifest_leaves_the_old_one_as_it_was(prepared: Path) -> None:
         "train_00001.npy",
         "val_00000.npy",
     ]
+
+
+def test_the_command_that_a_caller_knows_is_the_one_shown(tmp_path: Path) -> None:
+    command = "python scripts/prepare_data.py corpus=text corpus.path=/texts"
+    for opener in (open_store, ShardedTokenDataset):
+        with pytest.raises(UserError) as caught:
+            opener(tmp_path, "train", prepare_command=command)
+        assert command in str(caught.value)
+        assert "..." not in str(caught.value)

@@ -1,0 +1,80 @@
+"""What a preparation writes down beside the shards, and what is read back of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.config import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
+from harness.files import sha256_file, write_json
+from harness.prepare import workplace
+from harness.prepare.job import Job, State, preparation_settings
+from harness.storage.manifest import write_manifest
+
+
+def configured_path(corpus: CorpusConfig) -> str | list[str] | None:
+    """The corpus' own path or paths as configured, made absolute; None for the embedded corpus."""
+    if not isinstance(corpus, TextCorpusConfig | JsonlCorpusConfig):
+        return None
+    path = corpus.path
+    return os.path.abspath(path) if isinstance(path, str) else [os.path.abspath(one) for one in path]
+
+
+def recorded_corpus_path(set_directory: Path | str) -> str | list[str] | None:
+    """The absolute path or paths that the set in `set_directory` was prepared from.
+
+    None for the embedded corpus, and where no readable provenance.json records it: a set made elsewhere.
+    """
+    path = workplace.provenance(Path(set_directory)).get("corpus_path")
+    if isinstance(path, str) or (isinstance(path, list) and all(isinstance(one, str) for one in path)):
+        return path
+    return None
+
+
+def write_records(job: Job, building: Path, state: State, splits: dict[str, Any], started: float) -> None:
+    """The facts of the making, then the manifest, which is the last file written."""
+    made = [*sorted(building.glob("*.npy")), *sorted((building / workplace.TOKENIZER_FOLDER).glob("*"))]
+    packages = ("tiktoken", "tokenizers") if job.tokenizer.name in ("gpt2", "hf") else ()
+    provenance = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seconds": round(time.time() - started, 1),
+        "host": platform.node(),
+        "versions": {"python": sys.version.split()[0], "numpy": np.__version__}
+        | {name: _version(name) for name in packages},
+        "identity": job.identity(),
+        "corpus_fingerprint": job.fingerprint(),
+        "corpus_path": configured_path(job.config.corpus),
+        "documents": {
+            "empty": state.empty_documents,
+            "truncated": state.truncated_documents,
+            "bad": state.bad_documents,
+            "bad_places": state.places,
+        },
+        "files_sha256": {path.relative_to(building).as_posix(): sha256_file(path) for path in made},
+        "source_files": [asdict(file) for file in job.files],
+    }
+    write_json(building / workplace.PROVENANCE, provenance)
+    wide = job.tokenizer.dtype.itemsize == 4
+    raw = {
+        "format_version": 3 if wide else 2,
+        "storage": {"format": "npy", "dtype": "uint32" if wide else "uint16", "layout": "stream"},
+        "tokenizer": job.tokenizer.manifest_section(),
+        "preparation": preparation_settings(job.config) | {"corpus_sha256": state.corpus_chain},
+        "splits": splits,
+    }
+    write_manifest(building, raw)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
