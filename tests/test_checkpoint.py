@@ -149,7 +149,8 @@ def test_leftovers_of_a_killed_writer_are_replaced(copy: Path) -> None:
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
     model = {"weight": torch.ones(2)}
-    path = checkpoint.save(copy, model=model, optimizer={}, rng={}, loader={}, trainer={"step": 6}, config={})
+    trainer = checkpoint.open_checkpoint(newest(copy)).trainer | {"step": 6}
+    path = checkpoint.save(copy, model=model, optimizer={}, rng={}, loader={}, trainer=trainer, config={})
     assert checkpoint.open_checkpoint(path).step == 6
     assert not leftover.exists()
 
