@@ -10,6 +10,8 @@ from harness.errors import UserError
 # What a loader is called in a state that names no strategy: the sequential one's six keys have none.
 _UNNAMED = "sequential"
 
+_KINDS = {int: "an integer", str: "a string"}
+
 _REASONS = {
     "format_version": "the checkpoint was written by another version of the harness",
     "batch_size": "the position counts batches of another size; set loader.batch_size as it was",
@@ -61,8 +63,11 @@ def _check_keys(state: Mapping[str, Any], current: Mapping[str, Any]) -> None:
 
 def _difference(key: str, saved: Any, ours: Any) -> str | None:
     if type(saved) is not type(ours):
-        kind = type(ours).__name__
-        return f"Incompatible loader {key}: checkpoint {saved!r}, config {ours!r} (it must be of type {kind})"
+        configured = "" if key == "position" else f", config {ours!r}"  # a position is not configured
+        return (
+            f"Incompatible loader {key}: checkpoint {saved!r}{configured}: it must be {_KINDS[type(ours)]}. The "
+            "checkpoint is damaged or was written by something else"
+        )
     if key == "position" or saved == ours:
         return None
     reason = f" ({_REASONS[key]})" if key in _REASONS else ""

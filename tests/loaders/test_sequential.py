@@ -153,9 +153,18 @@ BAD_STATES: dict[str, tuple[dict[str, Any], str]] = {
         {"format_version": 1.0},
         "Incompatible loader format_version: checkpoint 1.0, config 1",
     ),
-    "split null": ({"split": None}, "Incompatible loader split: checkpoint None, config 'train'"),
-    "position true": ({"position": True}, "Incompatible loader position: checkpoint True"),
-    "position float": ({"position": 8.0}, "Incompatible loader position: checkpoint 8.0"),
+    "split null": (
+        {"split": None},
+        "Incompatible loader split: checkpoint None, config 'train': it must be a string",
+    ),
+    "position true": (
+        {"position": True},
+        "Incompatible loader position: checkpoint True: it must be an integer",
+    ),
+    "position float": (
+        {"position": 8.0},
+        "Incompatible loader position: checkpoint 8.0: it must be an integer",
+    ),
     "position text": ({"position": "8"}, "Incompatible loader position: checkpoint '8'"),
     "position negative": ({"position": -1}, "Incompatible loader position: checkpoint -1.* between 0 and 50"),
     "position beyond": ({"position": 51}, "Incompatible loader position: checkpoint 51.* between 0 and 50"),
