@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,23 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write readable JSON atomically. NaN is refused: other parsers could not read it."""
     write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def irregular(mode: int) -> str | None:
+    """What a file of this `st_mode` is where it is no regular file ("a FIFO"), else None.
+
+    Such a file may have no end, wait for ever when it is opened, or do something else when it is read.
+    """
+    if stat.S_ISREG(mode):
+        return None
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "no regular file")
 
 
 def sha256_file(path: Path) -> str:

@@ -132,7 +132,11 @@ def start_building(building: Path) -> None:
 
 
 def publish(directory: Path) -> None:
-    """Give the finished set its name. A process that has the old set mapped keeps reading it."""
+    """Give the finished set its name.
+
+    A process that has the old set open keeps reading the files it has opened. It opens no file of the new
+    set: `TokenStore` compares each with the one it checked, and ends in words where they differ.
+    """
     building, replaced = beside(directory, "preparing"), beside(directory, "replaced")
     (building / JOURNAL).unlink(missing_ok=True)
     fsync_dir(building)

@@ -11,25 +11,56 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.errors import UserError
+from harness.files import irregular
 
 # Descriptors one store keeps at most; `ulimit -n 64` must do for two stores and everything else of a run.
 MAX_DESCRIPTORS = 16
 
 
-class Descriptor:
-    """A file descriptor, closed when its last user lets go of it: eviction never cuts off a read."""
+# A FIFO that takes a shard's place between two looks at it must not make its opening wait.
+_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
 
-    def __init__(self, path: Path) -> None:
+
+class FileIdentity(NamedTuple):
+    """Which file it is and when it was last written: what `fstat` says of it."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+def identity_of(status: os.stat_result) -> FileIdentity:
+    """The identity of a file from its `os.stat`."""
+    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class Descriptor:
+    """A descriptor of a regular file, closed when its last user lets go of it: eviction cuts off no read.
+
+    `expected` is what the file was when its header was checked; raises `UserError` where it no longer is.
+    """
+
+    def __init__(self, path: Path, expected: FileIdentity | None = None) -> None:
         self.fd = -1
         try:
-            self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+            kind = irregular(os.stat(path).st_mode)
+            if kind is None:
+                self.fd = os.open(path, _FLAGS)
+                status = os.fstat(self.fd)
+                kind = irregular(status.st_mode)
         except OSError as error:
             raise unreadable(path, error) from error
+        if kind is not None:
+            raise unreadable(path, OSError(f"it is {kind}, not a regular file"))
+        self.identity = identity_of(status)
+        if expected is not None and self.identity != expected:
+            raise _replaced(path, expected, self.identity)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
@@ -43,10 +74,10 @@ class Descriptors:
         self._open: OrderedDict[Path, Descriptor] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, path: Path) -> Descriptor:
-        """An open descriptor of `path`; raises `UserError` where it cannot be opened."""
+    def get(self, path: Path, expected: FileIdentity) -> Descriptor:
+        """An open descriptor of `path`; raises `UserError` where it is not the `expected` file any more."""
         with self._lock:
-            descriptor = self._open.pop(path, None) or Descriptor(path)
+            descriptor = self._open.pop(path, None) or Descriptor(path, expected)
             self._open[path] = descriptor
             if len(self._open) > MAX_DESCRIPTORS:
                 self._open.popitem(last=False)
@@ -58,6 +89,20 @@ def unreadable(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{path} cannot be read: {error.strerror or error}. The manifest beside it names this shard. "
         "Restore the file or prepare the set again with prepare.overwrite=true"
+    )
+
+
+def _replaced(path: Path, then: FileIdentity, now: FileIdentity) -> UserError:
+    differing = ", ".join(
+        f"{name} {was} then, {found} now"
+        for name, was, found in zip(FileIdentity._fields, then, now, strict=True)
+        if was != found
+    )
+    return UserError(
+        f"{path} is not the file that was checked when this set was opened: {differing}. It was replaced or "
+        "written to since, and its tokens need not be those that the set's digest names. If the set was "
+        "prepared again (prepare.overwrite=true), start a new run on the new set; to go on with this one, "
+        "put the old set back and resume"
     )
 
 
@@ -112,16 +157,16 @@ def will_need(descriptor: Descriptor, offset: int, size: int) -> None:
         os.posix_fadvise(descriptor.fd, offset, size, os.POSIX_FADV_WILLNEED)
 
 
-def map_file(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def map_file(path: Path, expected: FileIdentity) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """A read-only mapping of a whole, non-empty file as bytes `(size,)`; unmapped with its last view.
 
+    Raises `UserError` where it is not the `expected` file any more.
     `mmap.mmap` would keep a duplicate descriptor for every mapping, and sets may have more shards than a
     process may have descriptors; so on POSIX the C library is asked directly.
     """
-    descriptor = Descriptor(path)
-    size = os.fstat(descriptor.fd).st_size
-    if size == 0:
-        raise truncated(path, 0, 1)
+    descriptor = Descriptor(path, expected)
+    size = descriptor.identity.size
+    assert size > 0
     if os.name != "posix":
         return np.frombuffer(mmap.mmap(descriptor.fd, 0, access=mmap.ACCESS_READ), dtype=np.uint8)
     address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor.fd, 0)

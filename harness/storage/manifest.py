@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UserError
-from harness.files import write_atomic
+from harness.files import irregular, write_atomic
 from harness.storage.strict_json import Fields, parse_json, read_text
 
 SPLITS = ("train", "val")
@@ -109,7 +110,7 @@ def load_manifest(directory: Path | str, *, prepare_command: str | None = None) 
     directory = Path(directory)
     path = _find(directory, prepare_command)
     try:
-        return _check(parse_json(read_text(path)), path, prepare_command)
+        return _check(parse_json(_read(path, prepare_command)), path, prepare_command)
     except UserError:
         raise
     except ValueError as error:
@@ -142,17 +143,41 @@ def _digest(value: Any) -> str:
 
 
 def _find(directory: Path, prepare_command: str) -> Path:
-    if not directory.is_dir():
-        problem = "is not a folder" if directory.exists() else "does not exist"
-        raise UserError(f"{directory} {problem}, so there is no prepared set. Prepare it: {prepare_command}")
     names = [file for file, _ in FORMATS.values()]
+    try:
+        entries = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        problem = "is not a folder" if directory.exists() else "does not exist"
+        raise UserError(
+            f"{directory} {problem}, so there is no prepared set. Prepare it: {prepare_command}"
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"{directory} cannot be read ({error.strerror}), so nothing says which tokens a run sees. Make "
+            "it readable, or set data.path to a set that is"
+        ) from error
     for name in names:
-        if (directory / name).exists():
+        if name in entries:
             return directory / name
     raise UserError(
         f"{directory} holds no manifest ({' or '.join(names)}): it is not a prepared set, or preparing it "
         f"was interrupted. Prepare it: {prepare_command}"
     )
+
+
+def _read(path: Path, prepare_command: str) -> str:
+    try:
+        if kind := irregular(path.stat().st_mode):
+            raise UserError(
+                f"{path} is {kind}, not a regular file, so nothing says which tokens a run sees. Move "
+                f"{path.parent} away, and put the set back or prepare it again: {prepare_command}"
+            )
+        return read_text(path)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}), so nothing says which tokens a run sees. Make it "
+            f"readable; or move {path.parent} away and prepare the set again: {prepare_command}"
+        ) from error
 
 
 def _damaged(path: Path, what: str, prepare_command: str) -> UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -9,8 +10,8 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from harness.errors import UserError
-from harness.storage.io import unreadable
-from harness.storage.manifest import SPLITS, Manifest, Shard, load_manifest
+from harness.storage.io import Descriptor, FileIdentity, identity_of, unreadable
+from harness.storage.manifest import FORMATS, SPLITS, Manifest, Shard, load_manifest
 from harness.storage.tokens import Extent, TokenStore
 
 _MAGIC = b"\x93NUMPY"
@@ -28,8 +29,27 @@ class ShardedTokenDataset(TokenStore):
     ) -> None:
         if split not in SPLITS:
             raise UserError(f"split={split!r} must be one of {', '.join(SPLITS)}: a set has no other")
+        before = _manifest_identity(Path(directory) / FORMATS["npy"][0])
         manifest = load_manifest(directory, prepare_command=prepare_command)
-        super().__init__(manifest, split, npy_extents(manifest, split), mmap=mmap)
+        extents = npy_extents(manifest, split)
+        _check_still_there(manifest, before)
+        super().__init__(manifest, split, extents, mmap=mmap)
+
+
+def _manifest_identity(path: Path) -> FileIdentity | None:
+    try:
+        return identity_of(os.stat(path))
+    except OSError:
+        return None
+
+
+def _check_still_there(manifest: Manifest, before: FileIdentity | None) -> None:
+    """Manifest and shards must be of one set, and another may have been put in its place between the two."""
+    if _manifest_identity(manifest.path) != before:
+        raise UserError(
+            f"{manifest.path} was replaced while the set was being opened: the shards may be another set's "
+            "than the digest names. Wait until the preparation has ended, then run the same command again"
+        )
 
 
 def npy_extents(manifest: Manifest, split: str) -> list[Extent]:
@@ -40,9 +60,10 @@ def npy_extents(manifest: Manifest, split: str) -> list[Extent]:
 def _extent(manifest: Manifest, shard: Shard) -> Extent:
     path = manifest.directory / shard.file
     dtype = manifest.storage.dtype
+    descriptor = Descriptor(path)
+    size = descriptor.identity.size
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open(descriptor.fd, "rb", closefd=False) as file:
             shape, _, found = _header(path, file)
             offset = file.tell()
     except OSError as error:
@@ -58,7 +79,7 @@ def _extent(manifest: Manifest, shard: Shard) -> Extent:
     expected = offset + shard.tokens * dtype.itemsize
     if size != expected:
         raise _damaged(path, f"is {size} bytes long, but header and tokens take {expected}")
-    return Extent(path, offset, shard.tokens)
+    return Extent(path, offset, shard.tokens, descriptor.identity)
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
@@ -71,7 +92,9 @@ def _header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype
             return npy_format.read_array_header_1_0(file)
         if version == (2, 0):
             return npy_format.read_array_header_2_0(file)
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # NumPy's parser lets those of the Python parser through
         raise _damaged(path, f"has a broken npy header: {error}") from error
     raise _damaged(path, f"has the npy version {version}, expected (1, 0) or (2, 0)")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError, did_you_mean
+from harness.errors import did_you_mean
 
 # How alike an unknown key and an absent known one must be to be called a slip.
 _SLIP = 0.8
@@ -123,11 +123,9 @@ class Fields:
 
 
 def read_text(path: Path) -> str:
-    """A whole UTF-8 file; `UserError` where it cannot be read, ValueError where it is not UTF-8."""
+    """A whole UTF-8 file; OSError where it cannot be read, ValueError where it is not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8: {error}") from error
 

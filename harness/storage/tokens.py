@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from harness.errors import UserError
-from harness.storage.io import Descriptors, map_file, read_exactly, truncated, will_need
+from harness.storage.io import Descriptors, FileIdentity, map_file, read_exactly, will_need
 from harness.storage.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -29,11 +29,15 @@ _PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class Extent:
-    """`tokens` consecutive tokens in the file `path` from byte `offset`."""
+    """`tokens` consecutive tokens in the file `path` from byte `offset`.
+
+    `file` is what the file was when its header was checked; nothing is read from any other.
+    """
 
     path: Path
     offset: int
     tokens: int
+    file: FileIdentity
 
 
 class _Mapped:
@@ -55,10 +59,9 @@ class _Mapped:
     def _map(self, extent: Extent) -> TokenArray:
         file = self._files.get(extent.path)
         if file is None:
-            file = self._files[extent.path] = map_file(extent.path)
+            file = self._files[extent.path] = map_file(extent.path, extent.file)
         end = extent.offset + extent.tokens * self._dtype.itemsize
-        if end > len(file):
-            raise truncated(extent.path, len(file), end)
+        assert end <= len(file)
         return file[extent.offset : end].view(self._dtype)
 
 
@@ -75,7 +78,7 @@ class _Positional:
         extent = self._extents[index]
         out = np.empty(count, self._dtype)
         offset = extent.offset + start * self._dtype.itemsize
-        read_exactly(extent.path, self._files.get(extent.path), out, offset)
+        read_exactly(extent.path, self._files.get(extent.path, extent.file), out, offset)
         return out
 
 
@@ -92,8 +95,10 @@ class TokenStore:
 
     `paths` are the shards, `offsets` the prefix sums of their tokens (`[0, 4, 7]` for shards of 4 and 3).
     Files are opened on the first read, once in each process: a store may be used, then forked or pickled, and
-    used again on either side. Reads are thread-safe. With `mmap=False` files are only read at positions:
-    slower, but a file cut short while in use is an error, where touching its mapping ends the process.
+    used again on either side. Each opening compares the file with the one whose header was checked, so that
+    a set prepared anew under a running training is an error and never mixed into it. Reads are thread-safe.
+    With `mmap=False` files are only read at positions: slower, but a file cut short while in use is an error,
+    where touching its mapping ends the process.
     """
 
     def __init__(
@@ -169,7 +174,8 @@ class TokenStore:
         for start in sorted(positions):
             for index, local, take, _ in self._parts(start, length):
                 extent = self._extents[index]
-                will_need(descriptors.get(extent.path), extent.offset + local * size, take * size)
+                descriptor = descriptors.get(extent.path, extent.file)
+                will_need(descriptor, extent.offset + local * size, take * size)
 
     def close(self) -> None:
         """Let go of mappings and descriptors; a later read opens them again."""

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from harness.errors import UserError
+from harness.storage import open_store
 from tests.helpers_prepare import (
     REPOSITORY,
     documents_of,
@@ -85,6 +88,32 @@ def test_overwriting_swaps_in_a_whole_set_and_disturbs_no_reader(tmp_path: Path)
     found = documents_of(tmp_path / "set", "train") + documents_of(tmp_path / "set", "val")
     assert sorted(found) == sorted(texts(50, seed=1))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new.jsonl", "old.jsonl", "set", "set.lock"]
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_overwriting_under_an_open_store_is_an_error_and_never_other_tokens(
+    tmp_path: Path, mmap: bool
+) -> None:
+    old, new = ([f"{letter}{i:04d}" * 5 for i in range(100)] for letter in "ab")
+    sources = [write_jsonl(tmp_path / f"{i}.jsonl", documents) for i, documents in enumerate((old, new))]
+    prepared(tmp_path / "set", jsonl(sources[0]), val_fraction=0, shard_tokens=100)
+    store = open_store(tmp_path / "set", "train", mmap=mmap)
+    whole = open_store(tmp_path / "set", "train").read_tokens(0, store.total_tokens)
+    store.read_tokens(0, 250)
+    prepared(tmp_path / "set", jsonl(sources[1]), val_fraction=0, shard_tokens=100, overwrite=True)
+    assert open_store(tmp_path / "set", "train").offsets == store.offsets
+    assert np.array_equal(
+        store.read_tokens(0, 300), whole[:300]
+    )  # files that were open are still the old ones
+    for start in range(300, store.total_tokens, 100):
+        with pytest.raises(
+            UserError, match=r"train_\d+.npy is not the file that was checked.*inode"
+        ) as caught:
+            store.read_tokens(start, 100)
+        assert "start a new run on the new set" in str(caught.value)
+    store.close()
+    with pytest.raises(UserError, match="is not the file that was checked"):
+        store.read_tokens(0, 100)
 
 
 def test_a_failed_overwrite_leaves_the_old_set(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 
 from harness.errors import UserError
-from harness.storage import ShardedTokenDataset, open_store
+from harness.storage import ShardedTokenDataset, npy, open_store
+from harness.storage.manifest import Manifest
+from harness.storage.npy import npy_extents
+from harness.storage.tokens import Extent
 from tests.helpers_sets import write_set
 
 TOKENS = [10, 11, 12, 13]
@@ -26,14 +30,23 @@ def _edit(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     return damage
 
 
-def _folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+def _instead(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
 
 
 SHARD_DAMAGES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "missing": (Path.unlink, ["cannot be read", "No such file"]),
-    "a folder": (_folder, ["cannot be read", "directory"]),
+    "a folder": (_instead(Path.mkdir), ["cannot be read", "a folder"]),
+    "a FIFO": (_instead(os.mkfifo), ["cannot be read", "a FIFO"]),
+    "an endless device": (
+        _instead(lambda path: path.symlink_to("/dev/zero")),
+        ["cannot be read", "a device"],
+    ),
+    "a link to nowhere": (_instead(lambda path: path.symlink_to("gone")), ["cannot be read", "No such file"]),
     "no bytes": (_edit(lambda data: b""), ["starts with b''", "NUMPY"]),
     "not npy": (_edit(lambda data: b"PK" + data[2:]), ["starts with b'PK", "NUMPY"]),
     "npy version 9": (_edit(lambda data: data[:6] + b"\x09" + data[7:]), ["(9, 0)", "(1, 0) or (2, 0)"]),
@@ -96,3 +109,39 @@ def test_npy_version_2_headers_are_read(tmp_path: Path) -> None:
     with open(tmp_path / "train_00000.npy", "wb") as file:
         np.lib.format.write_array(file, np.array(TOKENS, "<u2"), version=(2, 0))
     assert open_store(tmp_path, "train").read_tokens(0, 4).tolist() == TOKENS
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::UserWarning")
+def test_any_flipped_bit_of_a_header_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    write_set(tmp_path, {"train": [TOKENS]})
+    path = tmp_path / "train_00000.npy"
+    whole = path.read_bytes()
+    refused = unchanged = 0
+    for bit in range(8 * 128):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            tokens = open_store(tmp_path, "train").read_tokens(0, 4)
+        except UserError as error:
+            refused += str(path) in str(error)
+        else:
+            unchanged += tokens.tolist() == TOKENS
+    assert refused + unchanged == 8 * 128
+    assert refused > 500
+
+
+def test_a_set_replaced_while_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_set(tmp_path / "set", {"train": [TOKENS]})
+    write_set(tmp_path / "other", {"train": [TOKENS[::-1]]})
+
+    def swapped(manifest: Manifest, split: str) -> list[Extent]:
+        (tmp_path / "set").rename(tmp_path / "old")
+        (tmp_path / "other").rename(tmp_path / "set")
+        return npy_extents(manifest, split)
+
+    monkeypatch.setattr(npy, "npy_extents", swapped)
+    with pytest.raises(UserError, match=r"metadata.json was replaced while the set was being opened"):
+        open_store(tmp_path / "set", "train")

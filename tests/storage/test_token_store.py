@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.storage import ShardedTokenDataset, TokenStore, open_store
+from harness.storage.io import MAX_DESCRIPTORS
 from tests.helpers_sets import write_set
 
 EXAMPLE = {"train": [[10, 11, 12, 13], [14, 15, 16]], "val": [[1, 2]]}
@@ -163,15 +166,69 @@ def test_file_cut_after_opening_is_an_error_and_never_short_data(tmp_path: Path)
     assert store.read_tokens(0, 6).tolist() == [10, 11, 12, 13, 14, 15]
 
 
-@pytest.mark.parametrize("change", ["cut", "removed"])
-def test_file_changed_before_its_first_read_is_an_error(tmp_path: Path, mmap: bool, change: str) -> None:
+def _rewrite(path: Path) -> None:
+    other = path.with_name("other.npy")
+    np.save(other, np.full((path.stat().st_size - 128) // 2, 99, "<u2"))
+    other.replace(path)
+
+
+def _write_into(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + b"\x01\x00")
+    os.utime(path, ns=(1, 1))
+
+
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut": (lambda path: os.truncate(path, 130), "size 134 then, 130 now"),
+    "removed": (Path.unlink, "cannot be read: No such file"),
+    "replaced by one of equal size": (_rewrite, r"inode \d+ then, \d+ now"),
+    "written to": (_write_into, r"mtime_ns \d+ then, 1 now"),
+    "replaced by a FIFO": (lambda path: (path.unlink(), os.mkfifo(path))[1], "a FIFO, not a regular file"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_file_changed_before_its_first_read_is_an_error(tmp_path: Path, mmap: bool, name: str) -> None:
+    change, expected = CHANGES[name]
     store = open_store(write_set(tmp_path, EXAMPLE), "train", mmap=mmap)
-    path = tmp_path / "train_00001.npy"
-    os.truncate(path, 130) if change == "cut" else path.unlink()
-    with pytest.raises(
-        UserError, match=r"train_00001.npy (is 130 bytes long.*134|cannot be read: No such file)"
-    ):
-        store.read_tokens(4, 3)
+    copied = pickle.loads(pickle.dumps(store))
+    change(tmp_path / "train_00001.npy")
+    for reader in (store, copied):
+        with pytest.raises(UserError, match=rf"train_00001.npy .*{expected}"):
+            reader.read_tokens(4, 3)
+        with pytest.raises(UserError, match=rf"train_00001.npy .*{expected}"):
+            reader.prefetch([4], 3)
+        assert reader.read_tokens(0, 4).tolist() == [10, 11, 12, 13]
+
+
+def test_a_changed_file_is_an_error_in_forked_and_spawned_children(tmp_path: Path, mmap: bool) -> None:
+    store = open_store(write_set(tmp_path, EXAMPLE), "train", mmap=mmap)
+    _rewrite(tmp_path / "train_00001.npy")
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.apply_async(store.read_tokens, (0, 4)).get(timeout=60).tolist() == [10, 11, 12, 13]
+            with pytest.raises(UserError, match="is not the file that was checked"):
+                pool.apply_async(store.read_tokens, (4, 3)).get(timeout=60)
+
+
+def test_a_file_reopened_after_its_descriptor_was_evicted_must_be_the_same(tmp_path: Path) -> None:
+    shards = [[i] for i in range(MAX_DESCRIPTORS + 1)]
+    store = open_store(write_set(tmp_path, {"train": shards}), "train", mmap=False)
+    assert store.read_tokens(0, len(shards)).tolist() == list(range(len(shards)))
+    _rewrite(tmp_path / "train_00000.npy")
+    assert store.read_tokens(1, len(shards) - 1).tolist() == list(range(1, len(shards)))
+    with pytest.raises(UserError, match=r"train_00000.npy is not the file that was checked"):
+        store.read_tokens(0, 1)
+
+
+def test_a_set_moved_or_copied_before_it_is_opened_is_the_same_set(tmp_path: Path, mmap: bool) -> None:
+    write_set(tmp_path / "a", EXAMPLE)
+    digest = open_store(tmp_path / "a", "train").metadata_sha256
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    (tmp_path / "a").rename(tmp_path / "moved")
+    for name in ("copy", "moved"):
+        store = open_store(tmp_path / name, "train", mmap=mmap)
+        assert (store.metadata_sha256, store.read_tokens(3, 3).tolist()) == (digest, [13, 14, 15])
 
 
 def test_an_empty_split_opens_and_has_no_tokens(tmp_path: Path) -> None:
@@ -271,3 +328,21 @@ def test_mappings_keep_no_descriptor(tmp_path: Path) -> None:
     before = len(os.listdir("/dev/fd"))
     store.read_tokens(0, 100)
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_prefetch_asks_the_system_for_exactly_the_bytes_of_the_windows(
+    tmp_path: Path, mmap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(write_set(tmp_path, EXAMPLE), "train", mmap=mmap)
+    asked: list[tuple[str, int, int]] = []
+    advise = os.posix_fadvise
+
+    def spy(fd: int, offset: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        asked.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, offset, size))
+        advise(fd, offset, size, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", spy)
+    store.prefetch([3, 0], 3)
+    first, second = "train_00000.npy", "train_00001.npy"
+    assert asked == [(first, 128, 6), (first, 134, 2), (second, 128, 4)]
