@@ -65,8 +65,8 @@ def _difference(key: str, saved: Any, ours: Any) -> str | None:
     if type(saved) is not type(ours):
         configured = "" if key == "position" else f", config {ours!r}"  # a position is not configured
         return (
-            f"Incompatible loader {key}: checkpoint {saved!r}{configured}: it must be {_KINDS[type(ours)]}. The "
-            "checkpoint is damaged or was written by something else"
+            f"Incompatible loader {key}: checkpoint {saved!r}{configured}: it must be {_KINDS[type(ours)]}. "
+            "The checkpoint is damaged or was written by something else"
         )
     if key == "position" or saved == ours:
         return None

@@ -11,10 +11,12 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from harness.config import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.escapes import unescape
+from harness.files import irregular
 
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".ndjson")
 
@@ -81,7 +83,10 @@ def _stdlib_files() -> Iterator[SourceFile]:
     root = Path(sysconfig.get_path("stdlib"))
     for name in _walk(root, _stdlib_folder):
         base = name.rsplit("/", 1)[-1]
-        if base.endswith(".py") and base not in _STDLIB_FILES_OUT and not base.startswith("_sysconfigdata"):
+        wanted = base.endswith(".py") and base not in _STDLIB_FILES_OUT
+        if not wanted or base.startswith("_sysconfigdata"):
+            continue
+        if (root / name).is_file():  # nobody can mend a broken link in there
             yield _source_file(root / name, name)
 
 
@@ -101,7 +106,7 @@ def _given_files(given: str | list[str], matches: Callable[[str], bool], wanted:
                     "to the folder that holds the text, or name the files one by one: corpus.path=[FILE,FILE]"
                 )
             files += found
-        elif root.exists():
+        elif os.path.lexists(root):
             files.append(_source_file(root, root.name))
         else:
             raise UserError(
@@ -112,10 +117,12 @@ def _given_files(given: str | list[str], matches: Callable[[str], bool], wanted:
     for file in files:
         real = os.path.realpath(file.path)
         if real in seen:
-            raise UserError(
-                f"corpus.path lists one file twice, as {seen[real]} and {file.path}: its documents would be "
-                "counted twice. Name it once"
+            twice = (
+                f"{file.path} twice"
+                if seen[real] == file.path
+                else f"one file twice, as {seen[real]} and {file.path}"
             )
+            raise UserError(f"corpus.path lists {twice}: its documents would be counted twice. Name it once")
         seen[real] = file.path
     return files
 
@@ -132,18 +139,31 @@ def _walk(root: Path, enter: Callable[[str], bool]) -> list[str]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and enter(name))
         for name in files:
-            path = os.path.join(folder, name)
-            if not name.startswith(".") and os.path.isfile(path):
-                names.append(Path(path).relative_to(root).as_posix())
+            if not name.startswith("."):
+                names.append((Path(folder) / name).relative_to(root).as_posix())
     return sorted(names)
 
 
-def _unreadable(error: OSError) -> None:
+def _unreadable(error: OSError) -> NoReturn:
     raise UserError(
         f"{error.filename} cannot be read ({error.strerror}): the corpus would silently lack its files"
     ) from error
 
 
 def _source_file(path: Path, name: str) -> SourceFile:
-    status = path.stat()
+    """Looked at and never opened: a FIFO would wait for ever, and a device need not end."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        if not path.is_symlink():
+            _unreadable(error)
+        raise UserError(
+            f"{path} is a link to {os.readlink(path)} and cannot be read ({error.strerror}): the corpus "
+            "would silently lack that text. Mend the link or remove it"
+        ) from error
+    if kind := irregular(status.st_mode):
+        raise UserError(
+            f"{path} is {kind}, not a regular file: its text need not end, nor be the same twice. Leave it "
+            "out of corpus.path, or write its text into a file"
+        )
     return SourceFile(name, str(path), status.st_size, status.st_mtime_ns)

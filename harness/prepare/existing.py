@@ -8,8 +8,10 @@ from typing import Any
 
 from harness.errors import UserError
 from harness.prepare.summary import SplitSummary, Summary
+from harness.prepare.tokenizers import tokenizer_files
 from harness.prepare.workplace import provenance
-from harness.storage.manifest import load_manifest
+from harness.storage import open_store
+from harness.storage.manifest import SPLITS, load_manifest
 
 
 def accept_existing(
@@ -35,12 +37,23 @@ def accept_existing(
         there["preparation.corpus_sha256"] = preparation.get("corpus_sha256")
     different = [key for key in wanted if wanted[key] != there[key]]
     if not different:
+        _check_whole(directory, raw["tokenizer"])
         return summary_of(directory, already_there=True)
     lines = "\n".join(f"  {key}: there {there[key]}, asked for {wanted[key]}" for key in different)
     raise UserError(
         f"{directory} already holds another set:\n{lines}\nIt is never replaced unasked: checkpoints name "
         "its digest. Use another data.path= (or data.root=), or replace it with prepare.overwrite=true"
     )
+
+
+def _check_whole(directory: Path, tokenizer: dict[str, Any]) -> None:
+    """Every shard is there with its header and size, and the tokenizer's files are the recorded ones."""
+    try:
+        for split in SPLITS:
+            open_store(directory, split)
+        tokenizer_files(directory, tokenizer)
+    except UserError as error:
+        raise UserError(f"{directory} is the set that was asked for, but it is not whole: {error}") from error
 
 
 def summary_of(directory: Path, *, already_there: bool, seconds: float = 0.0) -> Summary:

@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import harness
 from harness.config import JsonlCorpusConfig, PrepareScriptConfig, TextCorpusConfig, TrainConfig
 from harness.escapes import escape
 from harness.prepare import chunks
@@ -93,6 +95,7 @@ class Job:
                 JOURNAL_VERSION,
                 preparation_settings(self.config),
                 self.tokenizer.manifest_section(),
+                versions(self.tokenizer.name),
                 self.config.data.name,
                 self.fingerprint(),
                 [chunks.CHUNK_BYTES, chunks.CHUNK_FILES, chunks.GIANT_BYTES, chunks.PIECE_BYTES],
@@ -105,16 +108,29 @@ def preparation_settings(config: PrepareLike) -> dict[str, Any]:
     settings: dict[str, Any] = {"corpus": config.corpus.name}
     if isinstance(config.corpus, JsonlCorpusConfig):
         settings["field"] = config.corpus.field
-    if isinstance(
-        config.corpus, TextCorpusConfig
-    ):  # also null, so that a set without one differs from one with
+    if isinstance(config.corpus, TextCorpusConfig):
+        # also null and [], so that a set without one differs from one with
         separator = separator_of(config.corpus)
         settings["separator"] = None if separator is None else escape(separator.decode())
+        settings["suffixes"] = sorted(set(config.corpus.suffixes))
     return settings | {
         "max_document_tokens": config.prepare.max_document_tokens,
         "val_fraction": float(config.prepare.val_fraction),
         "shard_tokens": config.prepare.shard_tokens,
     }
+
+
+def versions(tokenizer: str) -> dict[str, str | None]:
+    """The versions that the tokens come from: the harness' and the tokenizer's package's."""
+    packages = {"gpt2": ["tiktoken"], "hf": ["tokenizers"]}.get(tokenizer, [])
+    return {"harness": harness.__version__} | {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _sha256_json(value: Any) -> str:

@@ -7,7 +7,6 @@ import platform
 import sys
 import time
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from harness.config import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
 from harness.files import sha256_file, write_json
 from harness.prepare import workplace
-from harness.prepare.job import Job, State, preparation_settings
+from harness.prepare.job import Job, State, preparation_settings, versions
 from harness.storage.manifest import write_manifest
 
 
@@ -42,13 +41,12 @@ def recorded_corpus_path(set_directory: Path | str) -> str | list[str] | None:
 def write_records(job: Job, building: Path, state: State, splits: dict[str, Any], started: float) -> None:
     """The facts of the making, then the manifest, which is the last file written."""
     made = [*sorted(building.glob("*.npy")), *sorted((building / workplace.TOKENIZER_FOLDER).glob("*"))]
-    packages = ("tiktoken", "tokenizers") if job.tokenizer.name in ("gpt2", "hf") else ()
     provenance = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 1),
         "host": platform.node(),
         "versions": {"python": sys.version.split()[0], "numpy": np.__version__}
-        | {name: _version(name) for name in packages},
+        | versions(job.tokenizer.name),
         "identity": job.identity(),
         "corpus_fingerprint": job.fingerprint(),
         "corpus_path": configured_path(job.config.corpus),
@@ -71,10 +69,3 @@ def write_records(job: Job, building: Path, state: State, splits: dict[str, Any]
         "splits": splits,
     }
     write_manifest(building, raw)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

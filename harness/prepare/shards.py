@@ -75,14 +75,23 @@ class ShardWriter:
         }
 
     def can_restore(self, state: dict[str, Any]) -> bool:
-        """Whether the files on disk hold at least what `state` says."""
-        lengths = [shard["tokens"] for shard in state["shards"]]
-        lengths += [state["partial_tokens"]] if state["partial_tokens"] else []
-        for index, tokens in enumerate(lengths):
-            path = self.folder / f"{self.split}_{index:05d}.npy"
-            if not path.is_file() or path.stat().st_size < HEADER_BYTES + tokens * self.dtype.itemsize:
-                return False
-        return True
+        """Whether the files on disk hold what `state` says: full shards by hash, the open one by size."""
+        if not all(self._is_whole(shard) for shard in state["shards"]):
+            return False
+        path = self.folder / f"{self.split}_{len(state['shards']):05d}.npy"
+        size = HEADER_BYTES + state["partial_tokens"] * self.dtype.itemsize
+        return not state["partial_tokens"] or (path.is_file() and path.stat().st_size >= size)
+
+    def _is_whole(self, shard: dict[str, Any]) -> bool:
+        path = self.folder / shard["file"]
+        if not path.is_file():
+            return False
+        with open(path, "rb") as file:
+            header = file.read(HEADER_BYTES)
+            digest = hashlib.sha256()
+            while block := file.read(_BLOCK):
+                digest.update(block)
+        return header == npy_header(self.dtype, shard["tokens"]) and digest.hexdigest() == shard["sha256"]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`: the unfinished shard is cut to its length there, later ones are overwritten."""

@@ -18,13 +18,18 @@ import numpy as np
 
 from harness.config import Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
 from harness.errors import UserError
-from harness.files import write_atomic
+from harness.files import irregular, write_atomic
 
 # The hashes of the files OpenAI published with GPT-2; any other pair is another tokenizer.
 GPT2_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
+_SET_FILES: dict[str, list[str]] = {"byte": [], "gpt2": sorted(GPT2_SHA256), "hf": ["tokenizer.json"]}
+_MEND_SET = (
+    "put the original files back, or prepare the set again with prepare.overwrite=true (the same corpus and "
+    "settings give the same set)"
+)
 _GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 _USUAL_BOUNDARIES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]")
 
@@ -203,23 +208,31 @@ def load_tokenizer(set_directory: Path | str, manifest: Any) -> Tokenizer:
     Raises `UserError` where the files are missing or are not the ones the shards were written with.
     """
     section = (manifest if isinstance(manifest, Mapping) else manifest.raw)["tokenizer"]
-    name, folder = section["name"], Path(set_directory) / "tokenizer"
-    if name not in ("byte", "gpt2", "hf"):
-        raise UserError(f"{set_directory} was written with tokenizer {name!r}: known are byte, gpt2 and hf")
-    if name == "byte":
+    files = tokenizer_files(set_directory, section)
+    if section["name"] == "byte":
         return ByteTokenizer()
-    names = sorted(GPT2_SHA256) if name == "gpt2" else ["tokenizer.json"]
-    files = {file: _read(folder / file, None) for file in names}
+    if section["name"] == "gpt2":
+        return Gpt2Tokenizer(files)
+    source = str(Path(set_directory) / "tokenizer" / "tokenizer.json")
+    return HfTokenizer(files["tokenizer.json"], source, section["boundary_token_id"])
+
+
+def tokenizer_files(set_directory: Path | str, section: Mapping[str, Any]) -> dict[str, bytes]:
+    """A set's own tokenizer files by name, checked against `section`, the manifest's `tokenizer`.
+
+    Raises `UserError` where one is missing or they are not the ones the shards were written with.
+    """
+    name, folder = section["name"], Path(set_directory) / "tokenizer"
+    if name not in _SET_FILES:
+        raise UserError(f"{set_directory} was written with tokenizer {name!r}: known are byte, gpt2 and hf")
+    files = {file: _read(folder / file, None) for file in _SET_FILES[name]}
     found, expected = files_sha256(files), section.get("sha256")
     if expected is not None and found != expected:
         raise UserError(
             f"{folder} holds another tokenizer than the shards were written with: SHA-256 {found}, manifest "
-            f"{expected}. Its text would be wrong: put the original files back, or prepare the set again"
+            f"{expected}. Its text would be wrong: {_MEND_SET}"
         )
-    if name == "gpt2":
-        return Gpt2Tokenizer(files)
-    content, source = files["tokenizer.json"], str(folder / "tokenizer.json")
-    return HfTokenizer(content, source, section["boundary_token_id"])
+    return files
 
 
 def files_sha256(files: Mapping[str, bytes]) -> str | None:
@@ -243,10 +256,14 @@ def _optional(module: str, extra: str) -> Any:
 
 def _read(path: Path, key: str | None) -> bytes:
     try:
-        return path.read_bytes()
+        kind = irregular(path.stat().st_mode)
+        if kind is None:
+            return path.read_bytes()
+        problem = f"it is {kind}, not a regular file"
     except OSError as error:
-        mend = f"set {key}=" if key else "put the file back, or prepare the set again"
-        raise UserError(f"tokenizer file {path} cannot be read ({error.strerror}): {mend}") from error
+        problem = str(error.strerror)
+    mend = f"set {key}= to where it lies" if key else _MEND_SET
+    raise UserError(f"tokenizer file {path} cannot be read ({problem}): {mend}")
 
 
 def _hf_file(given: str) -> Path:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from harness.config import CorpusConfig
+from harness.config import CorpusConfig, TextCorpusConfig
 from harness.prepare.corpora import list_files
 from tests.helpers_prepare import (
     documents_of,
@@ -147,8 +148,33 @@ def test_a_missing_or_empty_corpus_stops_before_anything_is_written(tmp_path: Pa
     assert "ending in .rst (corpus.suffixes)" in refusal(target, text(tmp_path / "texts", [".rst"]))
     assert "holds no file ending in .jsonl" in refusal(target, jsonl(tmp_path / "texts"))
     twice = [tmp_path / "texts" / "0000.txt", tmp_path / "texts" / ".." / "texts" / "0000.txt"]
-    assert "lists one file twice" in refusal(target, jsonl(twice))
+    assert f"lists one file twice, as {twice[0]} and {twice[1]}: " in refusal(target, jsonl(twice))
+    assert f"lists {twice[0]} twice: " in refusal(target, jsonl([twice[0], twice[0]]))
     assert not (tmp_path / "sets").exists()
+
+
+@pytest.mark.parametrize("where", ["a list", "a folder", "alone"])
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("a FIFO", os.mkfifo),
+        ("a device", lambda path: path.symlink_to("/dev/zero")),
+        ("a link to gone", lambda path: path.symlink_to("gone")),
+    ],
+)
+def test_only_regular_files_are_a_corpus(
+    tmp_path: Path, where: str, kind: str, make: Callable[[Path], None]
+) -> None:
+    folder = write_texts(tmp_path / "texts", texts(30))
+    path = folder / "x.txt"
+    make(path)
+    given = {"a list": [str(folder / "0000.txt"), str(path)], "a folder": str(folder), "alone": str(path)}[
+        where
+    ]
+    message = refusal(tmp_path / "set", TextCorpusConfig(path=given))
+    assert f"{path} is {kind}" in message
+    assert not (tmp_path / "set.preparing").exists()
+    assert prepared(tmp_path / "set", text(folder, ["1.txt", "2.txt"])).documents == 6  # not asked for
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:

@@ -7,16 +7,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.errors import UserError
+from harness.prepare import load_tokenizer
 from harness.storage import open_store
+from harness.storage.manifest import load_manifest
 from tests.helpers_prepare import (
     REPOSITORY,
     documents_of,
+    gpt2,
     jsonl,
     prepared,
     refusal,
@@ -41,6 +45,41 @@ def test_the_same_set_is_left_alone(tmp_path: Path) -> None:
     assert (again.digest, again.splits, again.empty_documents) == (first.digest, first.splits, 1)
     assert "already prepared" in str(again)
     assert whole_state(tmp_path / "set") == before
+
+
+def _lose_tokenizer(folder: Path) -> None:
+    shutil.rmtree(folder / "tokenizer")
+
+
+LOSSES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a train shard": (lambda folder: (folder / "train_00001.npy").unlink(), "train_00001.npy cannot be read"),
+    "a val shard": (lambda folder: (folder / "val_00000.npy").unlink(), "val_00000.npy cannot be read"),
+    "a part of one": (lambda folder: os.truncate(folder / "train_00000.npy", 200), "is 200 bytes long"),
+    "the tokenizer": (_lose_tokenizer, "encoder.json cannot be read"),
+    "a tokenizer file": (
+        lambda folder: (folder / "tokenizer" / "vocab.bpe").unlink(),
+        "vocab.bpe cannot be read",
+    ),
+    "its content": (
+        lambda folder: (folder / "tokenizer" / "vocab.bpe").write_text("other"),
+        "another tokenizer than",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_set_that_lost_something_is_not_taken_for_prepared(tmp_path: Path, name: str) -> None:
+    lose, expected = LOSSES[name]
+    corpus = jsonl(write_jsonl(tmp_path / "a.jsonl", texts(100)))
+    prepared(tmp_path / "set", corpus, gpt2(), shard_tokens=500)
+    before = snapshot(tmp_path / "set")
+    lose(tmp_path / "set")
+    message = refusal(tmp_path / "set", corpus, gpt2(), shard_tokens=500)
+    for part in (str(tmp_path / "set"), expected, "prepare.overwrite=true"):
+        assert part in message
+    prepared(tmp_path / "set", corpus, gpt2(), shard_tokens=500, overwrite=True)
+    assert snapshot(tmp_path / "set") == before
+    assert load_tokenizer(tmp_path / "set", load_manifest(tmp_path / "set")).name == "gpt2"
 
 
 def test_a_set_that_is_there_is_found_without_writing_a_thing(tmp_path: Path) -> None:

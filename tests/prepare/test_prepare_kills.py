@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from harness.prepare import Summary, pipeline, prepare
+from harness.prepare import Summary, job, pipeline, prepare
+from harness.prepare.pipeline import _job
 from tests.helpers_prepare import (
     config_of,
     documents_of,
+    gpt2,
     jsonl,
     read_split,
     refusal,
@@ -172,9 +174,12 @@ def test_a_damaged_journal_or_shard_starts_anew(tmp_path: Path, monkeypatch: pyt
         lambda folder: (folder / "journal.json").write_text('{"identity": '),
         lambda folder: (folder / "train_00000.npy").unlink(),
         lambda folder: os.truncate(folder / "train_00000.npy", 500),
+        lambda folder: flip_byte(folder / "train_00000.npy", 40),
+        lambda folder: flip_byte(folder / "train_00000.npy", 1000),
     ]
     for index, damage in enumerate(damages):
         finish(start_child(source, tmp_path / f"set{index}", kill_at=60))
+        assert journalled_tokens(tmp_path / f"set{index}.preparing") > 3000
         damage(tmp_path / f"set{index}.preparing")
         _, said = rerun(monkeypatch, tmp_path / f"set{index}", source)
         assert "starting anew" in said[0]
@@ -209,6 +214,27 @@ def test_a_corpus_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(pipeline.workplace, "write_journal", append_once)
     assert f"{source} changed while" in refusal(tmp_path / "set", jsonl(source), **SETTINGS)
     assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("package", ["harness", "tiktoken"])
+def test_another_version_never_goes_on_with_the_tokens_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(40))
+    config = config_of(tmp_path / "set", jsonl(source), gpt2())
+    of_this = _job(config, tmp_path / "set", print).identity()
+    assert of_this == _job(config, tmp_path / "set", print).identity()
+    found = job.versions("gpt2")
+    assert set(found) == {"harness", "tiktoken"}
+    assert None not in found.values()
+    monkeypatch.setattr(job, "versions", lambda name: found | {package: "0.0.0"})
+    assert of_this != _job(config, tmp_path / "set", print).identity()
+
+
+def flip_byte(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
 
 
 def journalled_tokens(building: Path) -> int:

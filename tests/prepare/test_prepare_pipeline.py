@@ -86,6 +86,20 @@ def test_the_manifest_counts_what_is_there(tmp_path: Path) -> None:
     assert preparation_settings(config) | {"corpus_sha256": chain.hex()} == manifest.preparation
 
 
+def test_a_text_corpus_says_which_suffixes_it_took(tmp_path: Path) -> None:
+    folder = write_texts(tmp_path / "texts", texts(30))
+    for suffixes, expected in (
+        ([], []),
+        ([".txt", ".md"], [".md", ".txt"]),
+        ([".md", ".txt"], [".md", ".txt"]),
+    ):
+        directory = tmp_path / "-".join(["set", *suffixes])
+        prepared(directory, text(folder, suffixes))
+        assert load_manifest(directory).preparation["suffixes"] == expected
+    message = refusal(tmp_path / "set", text(folder, [".txt"]))
+    assert "preparation.suffixes: there [], asked for ['.txt']" in message
+
+
 def test_the_digest_knows_nothing_of_place_and_time(tmp_path: Path) -> None:
     digests = set()
     for place in ("here", "far/away"):

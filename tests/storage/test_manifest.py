@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -281,3 +282,26 @@ def test_the_command_that_a_caller_knows_is_the_one_shown(tmp_path: Path) -> Non
             opener(tmp_path, "train", prepare_command=command)
         assert command in str(caught.value)
         assert "..." not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [("a folder", Path.mkdir), ("a FIFO", os.mkfifo), ("a link", lambda p: p.symlink_to("gone"))],
+)
+def test_a_manifest_that_is_no_file_is_refused_with_what_mends_it(
+    prepared: Path, kind: str, make: Callable[[Path], None]
+) -> None:
+    (prepared / "metadata.json").unlink()
+    make(prepared / "metadata.json")
+    with pytest.raises(UserError) as caught:
+        load_manifest(prepared, prepare_command="the command")
+    expected = (
+        "cannot be read (No such file or directory)" if kind == "a link" else f"is {kind}, not a regular"
+    )
+    for part in (
+        f"{prepared / 'metadata.json'} {expected}",
+        "which tokens",
+        f"ove {prepared} away",
+        "the command",
+    ):
+        assert part in str(caught.value)
