@@ -118,6 +118,23 @@ def complete_steps(run_dir: Path) -> list[int]:
     return sorted(int(match[1]) for match in names if (folder / match[0] / _INDEX).is_file())
 
 
+def incomplete_steps(run_dir: Path) -> list[str]:
+    """The names of step folders without an index: no checkpoints, but perhaps what is left of some."""
+    folder, complete = checkpoints_dir(run_dir), complete_steps(run_dir)
+    names = (
+        [match for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
+        if folder.is_dir()
+        else []
+    )
+    return sorted(match[0] for match in names if int(match[1]) not in complete)
+
+
+def is_newest(path: Path) -> bool:
+    """Whether a checkpoint is the newest complete one of its run directory."""
+    steps = complete_steps(path.parent.parent)
+    return bool(steps) and step_dir(path.parent.parent, steps[-1]) == path
+
+
 def find(path: Path) -> Path:
     """The checkpoint that `resume=PATH` means: PATH itself, or the newest complete one of a run directory."""
     if not path.is_dir():
@@ -165,6 +182,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise UserError(
             f"{path / TRAINER}: step {trainer['step']}, but {_INDEX} says {index['step']}. " + _others(path)
         )
+    named = _STEP.fullmatch(path.name)
+    if named and int(named[1]) != index["step"]:
+        raise UserError(f"{path} was renamed: {_INDEX} says step {index['step']}. Give it back its name.")
     return Checkpoint(path, index["step"], trainer, loader, config)
 
 
@@ -285,15 +305,19 @@ def save(
         TRAINER: lambda path: path.write_text(json.dumps(trainer, indent=2, allow_nan=False) + "\n"),
         CONFIG: lambda path: path.write_text(yaml.safe_dump(config, sort_keys=False)),
     }
-    entries = {}
-    for name in FILES:
-        path = temporary / name
-        writers[name](path)
-        _fsync(path)
-        entries[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    index = {"format_version": FORMAT_VERSION, "step": trainer["step"], "files": entries}
-    write_atomic(temporary / _INDEX, json.dumps(index, indent=2) + "\n")
-    os.rename(temporary, target)
+    try:
+        entries = {}
+        for name in FILES:
+            path = temporary / name
+            writers[name](path)
+            _fsync(path)
+            entries[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        index = {"format_version": FORMAT_VERSION, "step": trainer["step"], "files": entries}
+        write_atomic(temporary / _INDEX, json.dumps(index, indent=2) + "\n")
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
+        raise
     fsync_dir(target.parent)
     write_atomic(target.parent / "latest", target.name + "\n")
     return target

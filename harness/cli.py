@@ -9,8 +9,10 @@ Exit codes: 0 done, 1 failed, 2 the user's mistake (no traceback), 75 stopped af
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +21,12 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import hints, overrides
+from harness import checkpoint, hints, overrides
 from harness.config import (
     GROUPS,
     ModelConfig,
@@ -36,6 +39,16 @@ from harness.config_checks import validate
 from harness.errors import UserError
 
 EXIT_FAILED, EXIT_USER, EXIT_STOPPED, EXIT_INTERRUPTED = 1, 2, 75, 130
+
+_DISK_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+}
 
 log = logging.getLogger("harness")
 
@@ -123,7 +136,8 @@ def run_app(config_name: str, task: Callable[[DictConfig], Any], line: overrides
     """Compose `config_name` from the command line and run `task` on it, once or once a sweep's job."""
     register()
     logging.raiseExceptions = False  # a closed terminal or pipe must not fill a run's stderr with tracebacks
-    sys.argv = [sys.argv[0], *line.words()]
+    # Hydra would write into a finished run's .hydra before the run is refused.
+    sys.argv = [sys.argv[0], *line.words(), "hydra.output_subdir=null"]
     stderr = _HeldStderr()
 
     def job(cfg: DictConfig) -> Any:
@@ -143,15 +157,26 @@ def run_app(config_name: str, task: Callable[[DictConfig], Any], line: overrides
 
 def _guarded(task: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
     """Run a job; a user's mistake ends it with exit code 2 and no traceback, but never a whole sweep."""
+    os.chdir(HydraConfig.get().runtime.cwd)  # hydra.job.chdir must not move what relative paths mean
     try:
         return task(cfg)
     except UserError as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise _ending(f"error: {error}", EXIT_USER) from None
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_USER) from None
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise _ending(f"error: {what}. What was saved before is intact.", EXIT_FAILED) from error
     finally:
         remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
+
+
+def _ending(message: str, code: int) -> BaseException:
+    """How a job ends in words: alone by its exit code; in a sweep so that the other jobs still run."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return CompactHydraException(message)
+    print(message, file=sys.stderr)
+    return SystemExit(code)
 
 
 def remove_if_empty(folder: Path) -> None:
@@ -186,9 +211,15 @@ def main() -> None:
 
 def _train(cfg: DictConfig) -> float | None:
     config = to_dataclass(cfg)
+    path = Path(HydraConfig.get().runtime.output_dir)
+    if config.resume == "auto" and checkpoint.complete_steps(path):
+        raise UserError(
+            f"resume=auto found checkpoints in {path}, but the run's own words were not replayed. Say both "
+            "on the command line, in plain words: resume=auto run.name=NAME"
+        )
     from harness.launch import launch
 
-    outcome = launch(config, Path(HydraConfig.get().runtime.output_dir), composed_files(cfg))
+    outcome = launch(config, path, composed_files(cfg))
     if outcome.stopped:
         raise SystemExit(EXIT_STOPPED)
     return outcome.val_loss

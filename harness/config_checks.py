@@ -79,6 +79,9 @@ def _range_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
         if not (math.isfinite(value) and low <= value <= high):
             limits = f"at least {low:,}" if math.isinf(high) else f"between {low:,} and {high:,}"
             problems.append(f"{key}={value} must be {limits} ({meaning})")
+    for key in ("data.root", "data.path", "evaluation.set", "tokenizer.path"):
+        if get(config, key) == "":
+            problems.append(f"{key}='' is empty: name a folder or file, or leave it out")
     for key, choices in _CHOICES.items():
         value = get(config, key)
         if value is not None and not any(
@@ -89,18 +92,22 @@ def _range_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
 
 
 def _corpus_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
+    """A run may leave out the files that its set was made from; a preparation may not."""
     problems = []
+    is_run = isinstance(config, TrainConfig)
     if isinstance(config.corpus, TextCorpusConfig | JsonlCorpusConfig):
         path = config.corpus.path
         paths = path if isinstance(path, list) else [path]
-        if not paths or not all(isinstance(item, str) and item for item in paths):
+        if not (is_run and path is None) and not (
+            paths and all(isinstance(item, str) and item for item in paths)
+        ):
             problems.append(
                 f"corpus.path={path} must be a file, a folder or a list of them: "
                 f"corpus={config.corpus.name} corpus.path=FOLDER"
             )
     if isinstance(config.corpus, TextCorpusConfig) and config.corpus.separator is not None:
         problems += _separator_problems(config.corpus.separator)
-    if isinstance(config.tokenizer, HfTokenizerConfig) and config.tokenizer.path is None:
+    if isinstance(config.tokenizer, HfTokenizerConfig) and config.tokenizer.path is None and not is_run:
         problems.append("tokenizer.path is needed: tokenizer=hf tokenizer.path=FOLDER/tokenizer.json")
     return problems
 

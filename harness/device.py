@@ -30,7 +30,12 @@ def select_device(name: str) -> torch.device:
     available = torch.cuda.is_available()
     if name == "auto":
         name = "cuda" if available else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(
+            f"device={name} is no device ({str(error).splitlines()[0]}). Use device=auto."
+        ) from None
     if device.type == "cuda" and (not available or (device.index or 0) >= torch.cuda.device_count()):
         raise UserError(
             f"device={name}: torch sees {torch.cuda.device_count()} CUDA devices. Use device=auto."

@@ -64,7 +64,12 @@ def reword(message: str, conf: Path, config_name: str, line: CommandLine) -> str
     )
     lines = [text for text in message.strip().splitlines() if text and not any(n in text for n in noise)]
     lines = [text for text in lines if text.strip() != "Config search path:"]
+    if lines and lines[0].startswith("Traceback"):
+        lines = lines[-1:]  # of the file system or of Hydra's parser: the last line says what
     text = "error: " + "\n".join(lines)
+    number = re.search(r"Value '(\d+)\.0' of type 'float' could not be converted to Integer", message)
+    if number:
+        text += f"\nwrite it as a whole number: {int(number[1]):_}"
     for hint in _hints(message, conf, config_name, line):
         text += "\n" + hint
     return text

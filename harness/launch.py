@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from harness import checkpoint, resume, run_dir
+from harness import admission, resume, run_dir
 from harness.build import Learner, assemble, build_learner, parent_of, progress_of
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
@@ -70,11 +70,10 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
     `config.resume` is a checkpoint: of a run in `path` itself to go on, of another run to branch from it.
     Raises `UserError` before anything is written where the run may not start.
     """
-    path = path.absolute()
-    _refuse_several_processes()
-    saved = _open_resumed(config, path)
-    if saved is None or saved.run_dir != path:
-        _refuse_existing(config, path)
+    path = Path(os.path.abspath(path))
+    admission.refuse_several_processes()
+    saved = admission.open_resumed(config, path)
+    admission.check(config, path, saved)
     device = select_device(config.device)
     with (
         contextlib.closing(open_data(config, log.info)) as data,
@@ -83,41 +82,19 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
         changes = _check_resumed(config, saved, data, loader)
         plan = _Plan(config, path, saved, data, loader, device, changes)
         if saved is not None and plan.goes_on and saved.step >= total_steps(config):
-            log.info("already complete at step %d: %s", saved.step, shown(path))
+            log.info(
+                "already complete at step %d, the budget is %d: %s. For more: trainer.max_steps=N",
+                saved.step, total_steps(config), shown(path),
+            )  # fmt: skip
             return Outcome(path, saved.step, saved.trainer["val_loss"])
         learner = build_learner(config, data.train.vocab_size, device, saved)
         if saved is not None:
             loader.start_epoch(saved.trainer["epoch"])
             loader.load_state_dict(saved.loader)
-        return _execute(plan, learner, composed or {})
-
-
-def _refuse_several_processes() -> None:
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count > 1:
-        raise UserError(
-            f"started as {count} processes (WORLD_SIZE={count}), but a run trains on one device: "
-            "each process would train a model of its own. Start it without torchrun."
-        )
-
-
-def _open_resumed(config: TrainConfig, path: Path) -> Checkpoint | None:
-    if config.resume is None or (config.resume == "auto" and not checkpoint.complete_steps(path)):
-        return None
-    wanted = path if config.resume == "auto" else Path(config.resume).absolute()
-    return checkpoint.open_checkpoint(checkpoint.find(wanted))
-
-
-def _refuse_existing(config: TrainConfig, path: Path) -> None:
-    steps = checkpoint.complete_steps(path)
-    if not run_dir.holds_a_run(path) or (config.resume == "auto" and not steps):
-        return  # with auto, a run that died before its first checkpoint starts again
-    newest = f"step {steps[-1]}" if steps else "none"
-    go_on = f"Go on with it: {command('train', f'resume={shown(path)}')}; or start" if steps else "Start"
-    raise UserError(
-        f"{shown(path)} already holds a run (newest checkpoint: {newest}); a fresh start would mix two runs. "
-        f"{go_on} in another directory: run.name=NAME or hydra.run.dir=FOLDER"
-    )
+        path.mkdir(parents=True, exist_ok=True)
+        with admission.locked(path), StopRequest() as stop:
+            admission.check(config, path, saved)  # again: another start may have come first
+            return _execute(plan, learner, composed or {}, stop)
 
 
 def _check_resumed(config: TrainConfig, saved: Checkpoint | None, data: Data, loader: Loader) -> list[str]:
@@ -134,10 +111,9 @@ def record(config: TrainConfig) -> dict[str, Any]:
     return to_dict(dataclasses.replace(config, resume=None))
 
 
-def _execute(plan: _Plan, learner: Learner, composed: dict[str, str]) -> Outcome:
+def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: StopRequest) -> Outcome:
     path, saved, manifest = plan.path, plan.saved, plan.data.train.manifest
     step = progress_of(saved).step
-    path.mkdir(parents=True, exist_ok=True)
     before = run_dir.read_status(path) if plan.goes_on else {}
     cut_after(path / "metrics.jsonl", step)
     run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step)
@@ -154,7 +130,7 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str]) -> Outcome
         _describe(run, plan)
         if learner.rng is not None:  # last, so that nothing between here and the first step draws a number
             resume.restore_rng(learner.rng)
-        with contextlib.closing(run.log.metrics), StopRequest() as stop:
+        with contextlib.closing(run.log.metrics):
             finished = train(run, stop)
         ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED
         _say_goodbye(run, stop.name)
@@ -174,7 +150,8 @@ def _recorded(status: run_dir.Status) -> Iterator[_Ending]:
         yield ending
     except BaseException as error:
         code = EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
-        status.update(state="failed", exit_code=code, error=f"{type(error).__name__}: {error}")
+        with contextlib.suppress(OSError):  # a full disk must not hide what happened first
+            status.update(state="failed", exit_code=code, error=f"{type(error).__name__}: {error}")
         logging.getLogger("harness.file").error("%s", traceback.format_exc())
         raise
     state = "done" if ending.exit_code == EXIT_DONE else "stopped"

@@ -17,7 +17,7 @@ _FLAGS_WITH_VALUE = {
     "--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c",
     "--info", "-i", "--experimental-rerun",
 }  # fmt: skip
-_QUOTED_KEYS = (*PATH_KEYS, "resume", "hydra.run.dir")
+_QUOTED_KEYS = (*PATH_KEYS, "resume", "hydra.run.dir", "run.name")
 _BUDGETS = ("trainer.max_steps", "trainer.max_tokens")
 
 
@@ -73,11 +73,11 @@ def value_of(overrides: list[str], key: str) -> str | None:
     return found
 
 
-def quote(value: str) -> str:
-    """A value that Hydra's grammar reads back as this very text."""
+def quote(value: str, *, interpolations: bool = False) -> str:
+    """A value that Hydra reads back as this very text; with `interpolations`, `${...}` in it stays one."""
     # A quote is escaped, and so are backslashes before a quote: one in the text or the closing one.
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return "'" + escaped.replace("${", "\\${") + "'"
+    return "'" + (escaped if interpolations else escaped.replace("${", "\\${")) + "'"
 
 
 def _unquote(text: str) -> str:
@@ -97,9 +97,9 @@ def quote_paths(overrides: list[str], *, multirun: bool) -> list[str]:
     for override in overrides:
         name, equals, text = override.partition("=")
         if equals and name.lstrip("+") in _QUOTED_KEYS and _is_plain_text(text):
-            text = os.path.expanduser(text)
+            text = os.path.expanduser(text) if name.lstrip("+") != "run.name" else text
             if not multirun:
-                text = quote(text)
+                text = quote(text, interpolations=True)
         result.append(f"{name}{equals}{text}")
     return result
 
@@ -155,7 +155,7 @@ def run_directory(overrides: list[str]) -> Path | None:
     """The run directory that the command line itself names, by `hydra.run.dir` or `run.name`."""
     directory = value_of(overrides, "hydra.run.dir")
     if directory is not None:
-        return Path(directory).expanduser().absolute()
+        return Path(os.path.abspath(os.path.expanduser(directory)))
     name = value_of(overrides, "run.name")
     return named_run(name).absolute() if name not in (None, "null") else None
 

@@ -6,6 +6,7 @@ another `run.name`, starts a branch: a new directory, the original stays as it i
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +28,26 @@ def prepare(line: CommandLine) -> CommandLine:
         raise UserError(f"resume={word} goes on with one run and cannot be swept: drop -m")
     target = overrides.run_directory(line.overrides)
     if word == "auto":
-        if target is None:
-            raise UserError("resume=auto needs to know which run: add run.name=NAME or hydra.run.dir=FOLDER")
+        if target is None or "${" in str(target):
+            raise UserError(
+                "resume=auto needs to know which run: add a plain run.name=NAME or hydra.run.dir=FOLDER"
+            )
         if not checkpoint.complete_steps(target):
             return CommandLine(line.flags, [*_without_resume(line.overrides), "resume=auto"])
         path = checkpoint.find(target)
     else:
-        path = checkpoint.find(Path(word).expanduser().absolute())
+        path = checkpoint.find(Path(os.path.abspath(os.path.expanduser(word))))
     return _replayed(line, path, target)
 
 
 def _replayed(line: CommandLine, path: Path, target: Path | None) -> CommandLine:
     run_dir = path.parent.parent
-    composed = _read_yaml(run_dir / ".hydra" / "hydra.yaml", dict)["hydra"]
-    old = _read_yaml(run_dir / ".hydra" / "overrides.yaml", list)
+    composed = _read_yaml(run_dir / ".hydra" / "hydra.yaml", dict)
+    old = [str(word) for word in _read_yaml(run_dir / ".hydra" / "overrides.yaml", list)]
     config = _read_yaml(run_dir / "config.yaml", dict)
     places = overrides.path_overrides({key: _value(config, key) for key in PATH_KEYS})
     words = overrides.replay(old, _without_resume(line.overrides), places)
-    newest = checkpoint.step_dir(run_dir, checkpoint.complete_steps(run_dir)[-1]) == path
-    if target is None and newest:
+    if target is None and checkpoint.is_newest(path):
         words.append(f"hydra.run.dir={overrides.quote(str(run_dir))}")
     words += [f"resume={overrides.quote(str(path))}", "hydra.mode=RUN"]
     return CommandLine([*_config_flags(line, composed), *line.flags], words)
@@ -55,11 +57,11 @@ def _config_flags(line: CommandLine, composed: dict[str, Any]) -> list[str]:
     """The run's `--config-dir` and `--config-name`, where it had them and the new command names none."""
     flags = []
     if line.flag_value("--config-dir", "-cd") is None:
-        for source in composed["runtime"]["config_sources"]:
-            if source["provider"] == "command-line":
-                flags += ["--config-dir", source["path"]]
-    name = composed["job"]["config_name"]
-    if name != "train" and line.flag_value("--config-name", "-cn") is None:
+        for source in _get(composed, "hydra", "runtime", "config_sources") or []:
+            if _get(source, "provider") == "command-line":
+                flags += ["--config-dir", str(_get(source, "path"))]
+    name = _get(composed, "hydra", "job", "config_name")
+    if isinstance(name, str) and name != "train" and line.flag_value("--config-name", "-cn") is None:
         flags += ["--config-name", name]
     return flags
 
@@ -69,14 +71,20 @@ def _without_resume(words: list[str]) -> list[str]:
 
 
 def _value(config: dict[str, Any], key: str) -> Any:
-    group, name = key.split(".")
-    return (config.get(group) or {}).get(name)
+    return _get(config, *key.split("."))
+
+
+def _get(node: Any, *keys: str) -> Any:
+    """The value below nested keys, None where the path ends early."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
 
 
 def _read_yaml(path: Path, kind: type) -> Any:
     try:
         value = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): it holds the words of the run to resume. "
             "A checkpoint is resumed from inside its run directory."

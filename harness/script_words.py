@@ -25,18 +25,18 @@ def parse(argv: list[str], options: type[T], positional: str, what: str) -> tupl
         for name, field in fields.items():
             print(f"  {name}={'null' if field.default is None else field.default}")
         raise SystemExit(0 if argv else 2)
-    paths = [word for word in argv if "=" not in word or Path(word).exists()]
-    if len(paths) != 1:
-        raise UserError(f"give one {positional}, then key=value options; got {' '.join(paths) or 'none'}")
+    first, rest = argv[0], argv[1:]
+    if first.partition("=")[0] in fields:
+        raise UserError(f"give the {positional} first, then key=value options; got {first}")
     values = {}
-    for word in argv:
-        key, _, text = word.partition("=")
-        if word in paths:
-            continue
+    for word in rest:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise UserError(f"give one {positional}, then key=value options; got {first} and {word}")
         if key not in fields:
             raise UserError(f"there is no option {key}{did_you_mean(key, fields)}")
         values[key] = _value(key, text, typing.get_type_hints(options)[key])
-    return Path(paths[0]), options(**values)
+    return Path(first), options(**values)
 
 
 def _value(key: str, text: str, hint: Any) -> Any:

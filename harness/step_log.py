@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ class StepLog:
 
     def begin(self, step: int, budget: int, elapsed_s: float) -> None:
         """Start the clocks at `step` of `budget`, `elapsed_s` into the run."""
-        self.budget = budget
+        self.budget, self.has_warned = budget, False
         self.started = self.interval_started = time.perf_counter()
         self.elapsed_before, self.paused_s = elapsed_s, 0.0
         self.interval_step, self.waits_s = step, 0.0
@@ -79,6 +80,13 @@ class StepLog:
             row["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
         self._write(row)
         log.info("%s", self._line(row, seconds / steps))
+        if not math.isfinite(row["loss"]) and not self.has_warned:
+            self.has_warned = True
+            log.warning(
+                "the loss is %s at step %d, position %d: nothing is learnt from here on. Stop, and resume an "
+                "earlier checkpoint with a smaller optimizer.lr, or with trainer.grad_clip=1.0",
+                row["loss"], row["step"], position,
+            )  # fmt: skip
         self.interval_started, self.interval_step, self.waits_s = time.perf_counter(), progress.step, 0.0
 
     def evaluation(self, progress: Progress, position: int, result: Evaluation) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -161,8 +162,8 @@ def saved_on_failure(run: Run) -> Iterator[None]:
 def run_evaluation(run: Run) -> Evaluation:
     """Evaluate; log a row of its own and a text sample; remember the best. The training stream stays put."""
     config, progress = run.config, run.progress
-    run.status.update(phase="evaluate", step=progress.step)
     with run.log.paused():
+        run.status.update(phase="evaluate", step=progress.step)
         result = evaluate(
             run.model,
             run.validation,
@@ -172,22 +173,23 @@ def run_evaluation(run: Run) -> Evaluation:
             autocast=run.autocast,
             loss=run.loss,
         )
-        progress.val_loss = result.loss
-        if progress.best_val_loss is None or result.loss < progress.best_val_loss:
+        # A checkpoint says null where the loss is no number; the row in metrics.jsonl says which.
+        progress.val_loss = result.loss if math.isfinite(result.loss) else None
+        if math.isfinite(result.loss) and result.loss < (progress.best_val_loss or math.inf):
             progress.best_val_loss, progress.best_step = result.loss, progress.step
         run.log.evaluation(progress, run.cursor["position"], result)
         sample = run.sample(config.evaluation.sample_tokens)
         if sample is not None:
             log.info("sample: %r", sample)
-    run.status.update(phase="train")
+        run.status.update(phase="train")
     return result
 
 
 def save(run: Run) -> None:
     """Checkpoint the current step, unless it is saved already."""
     progress = run.progress
-    run.status.update(phase="save", step=progress.step)
     with run.log.paused():
+        run.status.update(phase="save", step=progress.step)
         progress.elapsed_s = run.log.elapsed_s()
         run.log.metrics.sync()  # the rows a checkpoint counts on are durable before it is
         path = checkpoint.save(
@@ -199,5 +201,5 @@ def save(run: Run) -> None:
             trainer={**vars(progress), **run.identity},
             config=to_dict(run.config),
         )
-    log.info("saved %s", shown(path))
-    run.status.update(phase="train")
+        log.info("saved %s", shown(path))
+        run.status.update(phase="train")

@@ -49,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("trainer.max_steps=1e3", "could not be converted to Integer"),
         ("a=1,2", "add --multirun"),
         ("resume=nowhere", "nowhere does not exist"),
-        ("resume=auto", "add run.name=NAME or hydra.run.dir=FOLDER"),
+        ("resume=auto", "add a plain run.name=NAME or hydra.run.dir=FOLDER"),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_right_one(tmp_path: Path, word: str, expected: str) -> None:
@@ -262,6 +262,99 @@ def test_a_sweep_gives_each_job_its_own_run(data: Path, tmp_path: Path) -> None:
     found = sorted(tmp_path.glob("multirun/*/*/*/metrics.jsonl"))
     assert len(found) == 2
     assert [rows(path.parent)[0]["tokens"] for path in found] == [32, 64]
+
+
+def test_a_failing_job_of_a_sweep_is_one_line_and_the_others_run(data: Path, tmp_path: Path) -> None:
+    result = train_py("-m", *TINY, f"data.root={data}", "loader.seq_len=9999,16", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "error: loader.seq_len=9999 needs" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(list(tmp_path.glob("multirun/*/*/*/checkpoints/step-00000008"))) == 1
+
+
+def test_auto_finds_the_run_whatever_its_name_looks_like(data: Path, tmp_path: Path) -> None:
+    words = [*TINY, f"data.root={data}", "run.name=1e3", "resume=auto"]
+    assert train_py(*words, "trainer.max_steps=4", cwd=tmp_path).returncode == 0
+    assert train_py(*words, cwd=tmp_path).returncode == 0
+    assert [row["step"] for row in train_rows(tmp_path / "runs" / "1e3")] == list(range(1, 9))
+    unclear = train_py("run.name=${seed}", "resume=auto", cwd=tmp_path)
+    assert unclear.returncode == 2
+    assert "add a plain run.name=NAME" in unclear.stderr
+
+
+def test_relative_paths_mean_the_starting_folder_whatever_hydra_does(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    words = [*TINY, "data.root=data", "hydra.job.chdir=true", "hydra.output_subdir=.hydra"]
+    result = train_py(*words, "hydra.run.dir=runs/x-${seed}", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "runs"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x-0"]
+    before = snapshot(tmp_path / "runs")
+    assert train_py(*words, "hydra.run.dir=runs/x-${seed}", cwd=tmp_path).returncode == 2
+    assert snapshot(tmp_path / "runs") == before
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        (".hydra/hydra.yaml", b"{}"),
+        (".hydra/overrides.yaml", b"- 5"),
+        (".hydra/overrides.yaml", b"\xff\xfe"),
+        (".hydra/overrides.yaml", None),
+        ("config.yaml", b"data: 5"),
+        ("manifest.json", b"["),
+    ],
+)
+def test_a_damaged_record_of_a_run_is_no_traceback(
+    data: Path, tmp_path: Path, file: str, content: bytes | None
+) -> None:
+    train_py(*TINY, f"data.root={data}", "run.name=one", "trainer.max_steps=4", cwd=tmp_path)
+    path = tmp_path / "runs" / "one" / file
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    result = train_py("resume=runs/one", "trainer.max_steps=5", cwd=tmp_path)
+    assert "Traceback" not in result.stderr + result.stdout
+    assert result.returncode in (0, 2)
+
+
+@pytest.mark.parametrize("place", ["README.md", "/dev/null/x", "x" * 300])
+def test_a_place_where_no_directory_can_be_is_no_traceback(tmp_path: Path, place: str) -> None:
+    (tmp_path / "README.md").write_text("a file")
+    result = train_py(f"hydra.run.dir={place}", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("error: ")
+
+
+def test_scripts_answer_a_wrong_word(data: Path, tmp_path: Path) -> None:
+    train_py(*TINY, f"data.root={data}", "run.name=one", cwd=tmp_path)
+
+    def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *words],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    text = script("sample", "runs/one", "tokens=3", "prompt=" + "word " * 100)
+    assert text.returncode == 0, text.stderr
+    assert text.stdout.startswith("word word")
+    for words, expected in [
+        (("runs/one", "promt=a"), "did you mean prompt?"),
+        (("runs/one", "temperature=nan"), "temperature=nan"),
+        (("runs/one", "tokens=many"), "tokens=many must be int"),
+        (("runs/two",), "runs/two does not exist"),
+        (("tokens=3",), "give the RUN first"),
+        (("runs/one", "device=foo"), "device=foo is no device"),
+    ]:
+        result = script("sample", *words)
+        assert result.returncode == 2, result.stderr
+        assert expected in result.stderr
+    answer = json.loads(script("evaluate", "runs/one").stdout)
+    assert answer["tokens"] == 399
+    last = [row for row in rows(tmp_path / "runs" / "one") if "val_loss" in row][-1]
+    short = json.loads(script("evaluate", "runs/one", "tokens=200").stdout)
+    assert short["loss"] == pytest.approx(last["val_loss"], rel=1e-6)
 
 
 def test_every_experiment_composes_and_shows_its_command() -> None:

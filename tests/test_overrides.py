@@ -27,7 +27,6 @@ def test_flags_and_overrides_are_told_apart() -> None:
         "/tail\\",
         "/back\\'quote",
         "/two\\\\",
-        "/d${o}llar",
         "/plain",
         "/(a)[b]{c}",
     ],
@@ -44,11 +43,16 @@ def test_hydra_reads_a_quoted_path_back_as_it_was(path: str) -> None:
     assert overrides.value_of([word], "data.path") == path
 
 
+def test_an_interpolation_in_a_path_stays_one_and_a_replayed_path_is_literal() -> None:
+    assert overrides.quote_paths(["data.root=/x/${seed}"], multirun=False) == ["data.root='/x/${seed}'"]
+    assert overrides.path_overrides({"data.root": "/x/${y}"}) == {"data.root": "'/x/\\${y}'"}
+
+
 def test_home_is_expanded_and_what_is_no_path_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     words = ["hydra.run.dir=~/x", "data.path=null", "resume=auto", "corpus.path=[a,b]", "run.name=~"]
     assert overrides.quote_paths(words, multirun=False) == [
-        "hydra.run.dir='/home/me/x'", "data.path=null", "resume=auto", "corpus.path=[a,b]", "run.name=~",
+        "hydra.run.dir='/home/me/x'", "data.path=null", "resume=auto", "corpus.path=[a,b]", "run.name='~'",
     ]  # fmt: skip
 
 

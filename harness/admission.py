@@ -1,0 +1,86 @@
+"""Whether a run may start or go on in a directory: asked before anything is built, then again under a lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness import checkpoint, run_dir
+from harness.checkpoint import Checkpoint
+from harness.commands import command, shown
+from harness.config import TrainConfig
+from harness.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # no such locks here: two runs in one directory are then refused by status.json at most
+    fcntl = None  # type: ignore[assignment]
+
+
+def refuse_several_processes() -> None:
+    """torchrun would train one model a process, side by side."""
+    count = os.environ.get("WORLD_SIZE") or "1"
+    if count != "1":
+        raise UserError(
+            f"started as one of several processes (WORLD_SIZE={count}), but a run trains on one device: "
+            "each process would train a model of its own. Start it without torchrun."
+        )
+
+
+def open_resumed(config: TrainConfig, path: Path) -> Checkpoint | None:
+    """The checkpoint that `config.resume` means for a run in `path`, checked; None for a fresh start."""
+    if config.resume is None or (config.resume == "auto" and not checkpoint.complete_steps(path)):
+        return None
+    wanted = path if config.resume == "auto" else Path(os.path.abspath(config.resume))
+    return checkpoint.open_checkpoint(checkpoint.find(wanted))
+
+
+def check(config: TrainConfig, path: Path, saved: Checkpoint | None) -> None:
+    """Raise `UserError` where a run that begins at `saved` (None: fresh) may not write into `path`."""
+    if saved is not None and saved.run_dir == path:
+        if not checkpoint.is_newest(saved.path):
+            newest = checkpoint.complete_steps(path)[-1]
+            raise UserError(
+                f"{shown(saved.path)} is not the newest checkpoint of its run, step {newest} is: going on "
+                "from it makes a branch, which needs a directory of its own: run.name=NEW_NAME or "
+                "hydra.run.dir=FOLDER"
+            )
+        return
+    if not run_dir.holds_a_run(path):
+        return
+    steps, begun = checkpoint.complete_steps(path), checkpoint.incomplete_steps(path)
+    if config.resume == "auto" and not steps:
+        if not begun:
+            return  # a run that died before its first checkpoint starts again
+        raise UserError(
+            f"{shown(path)} has checkpoints without their index, {', '.join(begun)}: starting again would "
+            "lose them. Put their checkpoint.json back, or move them away."
+        )
+    newest_step = f"step {steps[-1]}" if steps else "none"
+    go_on = f"Go on with it: {command('train', f'resume={shown(path)}')}; or start" if steps else "Start"
+    raise UserError(
+        f"{shown(path)} already holds a run (newest checkpoint: {newest_step}); a fresh start would mix two "
+        f"runs. {go_on} in another directory: run.name=NAME or hydra.run.dir=FOLDER"
+    )
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the directory `path` alone, as long as this process lives; leaves no file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                status = run_dir.read_status(path)
+                raise UserError(
+                    f"another process is writing into {shown(path)} (pid {status.get('pid')} on "
+                    f"{status.get('host')}, step {status.get('step')}): two would mix their runs. Wait for "
+                    "it, or use another directory: run.name=NAME"
+                ) from None
+        yield
+    finally:
+        os.close(descriptor)
