@@ -7,9 +7,11 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.errors import UserError
 from harness.prepare.chunks import Chunk, FaultChunk, FileChunk, PieceChunk, RangeChunk
 from harness.prepare.tokenizers import ByteTokenizer, Tokenizer
 
@@ -42,7 +44,10 @@ class Part:
 
 @dataclass
 class Encoded:
-    """A chunk as tokens. `bad` holds the first few bad documents as (file, line or None, reason)."""
+    """A chunk as tokens. `bad` holds the first few bad documents as (file, line or None, reason).
+
+    `refused` is a document, in the same form, that the tokenizer cannot encode: the chunk ends there.
+    """
 
     parts: dict[str, Part] = field(default_factory=dict)
     digests: bytes = b""
@@ -52,11 +57,21 @@ class Encoded:
     truncated: int = 0
     bad_documents: int = 0
     bad: list[tuple[int, int | None, str]] = field(default_factory=list)
+    refused: tuple[int, int | None, str] | None = None
 
     def add_fault(self, file: int, line: int | None, reason: str) -> None:
         self.bad_documents += 1
         if len(self.bad) < MAX_PLACES:
             self.bad.append((file, line, reason))
+
+
+class Document(NamedTuple):
+    """A document as text and as UTF-8, and where it is from: a file's number, a line of the chunk."""
+
+    text: str
+    data: bytes
+    file: int
+    line: int | None
 
 
 def split_of(digest: bytes, val_fraction: float) -> str:
@@ -78,13 +93,15 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer | None, rules: Rules) -> Enc
         texts = _lines(chunk, rules.field, result)
     else:
         texts = _texts(chunk, rules.separator, result)
-    by_split: dict[str, list[tuple[str, bytes]]] = {split: [] for split in SPLITS}
+    by_split: dict[str, list[Document]] = {split: [] for split in SPLITS}
     digests = []
-    for text, data in texts:
-        digest = hashlib.sha256(data).digest()
+    for document in texts:
+        digest = hashlib.sha256(document.data).digest()
         digests.append(digest)
-        by_split[split_of(digest, rules.val_fraction)].append((text, data))
-        result.empty += not data
+        if tokenizer is not None:
+            kept = document._replace(text="") if isinstance(tokenizer, ByteTokenizer) else document
+            by_split[split_of(digest, rules.val_fraction)].append(kept)
+        result.empty += not document.data
     result.digests = b"".join(digests)
     result.documents = len(digests)
     if tokenizer is not None:
@@ -130,14 +147,17 @@ def _encode_piece(chunk: PieceChunk, tokenizer: Tokenizer | None, rules: Rules, 
         if chunk.last:
             result.documents, result.digests = 1, chunk.digest
         return
-    tokens = tokenizer.encode(read_piece(chunk))
+    text = read_piece(chunk)
+    try:
+        tokens, size = tokenizer.encode_measured(text)
+    except UserError as error:
+        result.refused = chunk.file, None, str(error)
+        return
     split = split_of(chunk.digest, rules.val_fraction)
-    result.parts[split] = Part(tokens, np.zeros(0, np.int64), chunk.stop - chunk.start)
+    result.parts[split] = Part(tokens, np.zeros(0, np.int64), size)
 
 
-def _texts(
-    chunk: FileChunk | RangeChunk, separator: bytes | None, result: Encoded
-) -> Iterator[tuple[str, bytes]]:
+def _texts(chunk: FileChunk | RangeChunk, separator: bytes | None, result: Encoded) -> Iterator[Document]:
     if isinstance(chunk, RangeChunk):
         yield from _parts(_read_range(chunk), chunk.file, chunk.start, separator, result)
         return
@@ -149,7 +169,7 @@ def _texts(
 
 def _parts(
     data: bytes, file: int, start: int, separator: bytes | None, result: Encoded
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[Document]:
     """What stands between separators, unless it is empty or white space, in bytes from `start` of a file."""
     for part in [data] if separator is None else data.split(separator):
         try:
@@ -158,7 +178,7 @@ def _parts(
             result.add_fault(file, None, f"not valid UTF-8 at byte {start + error.start} ({error.reason})")
         else:
             if separator is None or (text and not text.isspace()):
-                yield text, part
+                yield Document(text, part, file, None)
         start += len(part) + len(separator or b"")
 
 
@@ -170,18 +190,27 @@ def _read_range(chunk: RangeChunk) -> bytes:
         return file.read(chunk.stop - chunk.start)
 
 
-def _lines(chunk: RangeChunk, name: str, result: Encoded) -> Iterator[tuple[str, bytes]]:
+def _lines(chunk: RangeChunk, name: str, result: Encoded) -> Iterator[Document]:
     data = _read_range(chunk)
     result.lines = data.count(b"\n")
     if data.startswith(codecs.BOM_UTF8):
         data = data.removeprefix(codecs.BOM_UTF8)
-    for number, line in enumerate(data.split(b"\n"), 1):
+    for number, line in enumerate(_split_lines(data), 1):
         if not line or line.isspace():
             continue
         try:
-            yield _document(line, name)
+            yield Document(*_document(line, name), chunk.file, number)
         except _BadDocument as error:
             result.add_fault(chunk.file, number, str(error))
+
+
+def _split_lines(data: bytes) -> Iterator[bytes]:
+    """One line at a time with its end; a chunk of one giant line is that line itself and no copy of it."""
+    start = 0
+    while start < len(data):
+        stop = data.find(b"\n", start) + 1 or len(data)
+        yield data[start:stop]
+        start = stop
 
 
 class _BadDocument(Exception):
@@ -199,7 +228,7 @@ def _document(line: bytes, name: str) -> tuple[str, bytes]:
         raise _BadDocument(f"a JSON {type(record).__name__}, not an object")
     text = record.get(name)
     if not isinstance(text, str):
-        found = f"is a {type(text).__name__}" if name in record else "is missing"
+        found = f"is a {type(text).__name__}" if name in record else f"is missing{_among(record)}"
         raise _BadDocument(f"the field {name!r} {found}, expected a string")
     try:
         return text, text.encode("utf-8")
@@ -207,22 +236,29 @@ def _document(line: bytes, name: str) -> tuple[str, bytes]:
         raise _BadDocument(f"a lone surrogate at character {error.start} of {name!r}") from error
 
 
-def _encode(
-    documents: list[tuple[str, bytes]], tokenizer: Tokenizer, limit: int | None, result: Encoded
-) -> Part:
+def _among(record: dict[str, Any]) -> str:
+    names = [repr(name[:20]) for name in list(record)[:5]]
+    return f" (there are {', '.join(names)}{', ...' if len(record) > 5 else ''})" if record else ""
+
+
+def _encode(documents: list[Document], tokenizer: Tokenizer, limit: int | None, result: Encoded) -> Part:
     if isinstance(tokenizer, ByteTokenizer):
-        return _encode_bytes([data for _, data in documents], tokenizer, limit, result)
+        return _encode_bytes([document.data for document in documents], tokenizer, limit, result)
     boundary = np.array([tokenizer.boundary_token_id], tokenizer.dtype)
     arrays: list[np.ndarray] = []
     lengths, kept_bytes = np.empty(len(documents), np.int64), 0
-    for index, (text, data) in enumerate(documents):
-        tokens = tokenizer.encode(text)
+    for index, document in enumerate(documents):
+        try:
+            tokens, size = tokenizer.encode_measured(document.text)
+        except UserError as error:
+            result.refused = document.file, document.line, str(error)
+            return Part(np.zeros(0, tokenizer.dtype), np.zeros(0, np.int64), 0)
         if limit is not None and len(tokens) > limit:
-            kept_bytes += tokenizer.kept_bytes(text, tokens, limit)
+            kept_bytes += tokenizer.kept_bytes(document.text, tokens, limit)
             tokens = tokens[:limit]
             result.truncated += 1
         else:
-            kept_bytes += len(data)
+            kept_bytes += size
         arrays += (tokens, boundary)
         lengths[index] = len(tokens) + 1
     return Part(np.concatenate(arrays), np.cumsum(lengths), kept_bytes)
@@ -235,7 +271,7 @@ def _encode_bytes(
     if limit is not None:
         result.truncated += sum(len(data) > limit for data in documents)
         documents = [data[:limit] for data in documents]
-    tokens = tokenizer.encode_bytes(b"\n".join(documents) + b"\n")
+    tokens = tokenizer.encode_bytes(b"\n".join([*documents, b""]))
     ends = np.cumsum(np.fromiter(map(len, documents), np.int64, len(documents)) + 1)
     tokens[ends - 1] = tokenizer.boundary_token_id
     return Part(tokens, ends, len(tokens) - len(documents))

@@ -12,6 +12,7 @@ from typing import Any
 
 import harness
 from harness.config import JsonlCorpusConfig, PrepareScriptConfig, TextCorpusConfig, TrainConfig
+from harness.errors import UserError
 from harness.escapes import escape
 from harness.prepare import chunks
 from harness.prepare.chunks import Chunk, RangeChunk
@@ -43,12 +44,16 @@ class State:
     places: list[str] = field(default_factory=list)
 
     def absorb(self, chunk: Chunk, encoded: Encoded, files: list[SourceFile]) -> None:
-        """Count one chunk. The chain is over documents, so it knows nothing of chunks or files."""
+        """Count one chunk; `UserError` for a document that the tokenizer cannot encode.
+
+        The chain is over documents, so it knows nothing of chunks or files.
+        """
         if isinstance(chunk, RangeChunk) and chunk.file != self.line_file:
             self.line_file, self.lines = chunk.file, 0
-        for file, line, reason in encoded.bad[: MAX_PLACES - len(self.places)]:
-            where = files[file].path if line is None else f"{files[file].path}:{self.lines + line}"
-            self.places.append(f"{where}: {reason}")
+        if encoded.refused is not None:
+            raise UserError(self._place(*encoded.refused, files))
+        for bad in encoded.bad[: MAX_PLACES - len(self.places)]:
+            self.places.append(self._place(*bad, files))
         link = bytes.fromhex(self.corpus_chain)
         for start in range(0, len(encoded.digests), 32):
             link = hashlib.sha256(link + encoded.digests[start : start + 32]).digest()
@@ -60,6 +65,10 @@ class State:
         self.empty_documents += encoded.empty
         self.truncated_documents += encoded.truncated
         self.bad_documents += encoded.bad_documents
+
+    def _place(self, file: int, line: int | None, reason: str, files: list[SourceFile]) -> str:
+        where = files[file].path if line is None else f"{files[file].path}:{self.lines + line}"
+        return f"{where}: {reason}"
 
 
 @dataclass(frozen=True)

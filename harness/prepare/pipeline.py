@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from harness.config import (
+    JsonlCorpusConfig,
     TextCorpusConfig,
     set_directory,
 )
@@ -31,6 +32,10 @@ from harness.prepare.summary import Progress, Summary
 from harness.prepare.tokenizers import make_tokenizer
 
 JOURNAL_SECONDS = 3.0
+# A corpus that begins with so many bad documents, or with a few in so many bytes, and no good one is another
+# than was meant.
+EARLY_DOCUMENTS = 1000
+EARLY_FEW, EARLY_BYTES = 10, 64 << 20
 
 
 def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
@@ -155,11 +160,13 @@ def _write_tokens(
     progress.resume(state.source_bytes)
     stream = itertools.islice(stream_chunks(job.config.corpus, job.files), state.next_chunk, None)
     for chunk, encoded in encode_all(stream, job.tokenizer, job.rules, job.workers, building):
-        if isinstance(chunk, PieceChunk):
+        if isinstance(chunk, PieceChunk) and encoded.refused is None:
             state.piece_tokens = join_piece(chunk, encoded, state.piece_tokens, job.tokenizer, limit)
         for split, part in encoded.parts.items():
             writers[split].add(part.tokens, part.ends, part.bytes)
         state.absorb(chunk, encoded, job.files)
+        if _hopeless(state) and job.config.prepare.max_bad_fraction < 0.5:
+            raise _too_many_bad(job, state)
         progress.update(chunk.source_bytes, sum(len(part.tokens) for part in encoded.parts.values()))
         if time.monotonic() - saved >= JOURNAL_SECONDS:
             save()
@@ -169,15 +176,7 @@ def _write_tokens(
 def _check_outcome(job: Job, state: State, writers: dict[str, ShardWriter]) -> None:
     prepare, seen = job.config.prepare, state.documents + state.bad_documents
     if state.bad_documents > prepare.max_bad_fraction * seen:
-        more = state.bad_documents - len(state.places)
-        raise UserError(
-            f"{state.bad_documents:,} of {seen:,} documents are bad, more than "
-            f"prepare.max_bad_fraction={prepare.max_bad_fraction}:\n  "
-            + "\n  ".join(state.places + ([f"and {more:,} more"] if more else []))
-            + "\nThey would be left out. Mend the files (corpus.suffixes keeps other files out of a text "
-            "corpus, corpus.field names a JSON line's text), or allow them with a larger "
-            "prepare.max_bad_fraction"
-        )
+        raise _too_many_bad(job, state)
     if changed := changed_since_listed(job.files):
         raise UserError(
             f"{changed[0]} changed while it was being prepared ({len(changed)} such files): the set would be "
@@ -190,6 +189,27 @@ def _check_outcome(job: Job, state: State, writers: dict[str, ShardWriter]) -> N
                 f"prepare.val_fraction={prepare.val_fraction}: training needs both. Use more documents, or "
                 "another prepare.val_fraction" + (" (0 for no validation split)" if split == "val" else "")
             )
+
+
+def _hopeless(state: State) -> bool:
+    bad, good_so_far = state.bad_documents, state.documents or state.piece_tokens
+    many = bad >= EARLY_DOCUMENTS or (bad >= EARLY_FEW and state.source_bytes >= EARLY_BYTES)
+    return many and not good_so_far
+
+
+def _too_many_bad(job: Job, state: State) -> UserError:
+    seen, more = state.documents + state.bad_documents, state.bad_documents - len(state.places)
+    mend = "Mend the files"
+    if isinstance(job.config.corpus, JsonlCorpusConfig):
+        mend = "Mend the lines, set corpus.field= to the field that holds the text"
+    elif isinstance(job.config.corpus, TextCorpusConfig):
+        mend = "Mend the files, keep other files out with corpus.suffixes="
+    return UserError(
+        f"{state.bad_documents:,} of {seen:,} documents are bad, more than "
+        f"prepare.max_bad_fraction={job.config.prepare.max_bad_fraction}:\n  "
+        + "\n  ".join(state.places + ([f"and {more:,} more"] if more else []))
+        + f"\nThey would be left out. {mend}, or allow them with a larger prepare.max_bad_fraction"
+    )
 
 
 def _separated_by(job: Job) -> str:

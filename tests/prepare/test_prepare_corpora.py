@@ -12,6 +12,7 @@ import pytest
 import zstandard
 
 from harness.config import CorpusConfig, TextCorpusConfig
+from harness.prepare import chunks, pipeline
 from harness.prepare.corpora import list_files
 from tests.helpers_prepare import (
     documents_of,
@@ -116,6 +117,38 @@ def test_every_kind_of_bad_line_is_counted_and_placed(
     summary = prepared(tmp_path / "set", jsonl(path, "body"), max_bad_fraction=0.2)
     assert (summary.bad_documents, summary.documents) == (7, 36)
     assert f"{path}:27: " in str(summary)
+
+
+def test_a_wrong_field_stops_before_the_whole_corpus_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_chunks(monkeypatch, 2000)
+    source = write_jsonl(tmp_path / "a.jsonl", texts(5000), "body")
+    message = refusal(tmp_path / "set", jsonl(source))
+    seen = int(message.split(" documents are bad")[0].split(" of ")[1].replace(",", ""))
+    assert 1000 <= seen < 1200
+    assert f"{source}:1: the field 'text' is missing (there are 'body')" in message
+    assert "corpus.field=" in message
+    assert "suffixes" not in message
+    with open(source, "a") as file:
+        file.writelines(json.dumps({"text": value}) + "\n" for value in texts(100))
+    assert prepared(tmp_path / "set", jsonl(source), max_bad_fraction=0.99).bad_documents == 5000
+
+
+def test_a_giant_document_at_the_start_is_not_taken_for_a_wrong_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("GIANT_BYTES", 1000), ("PIECE_BYTES", 500)):
+        monkeypatch.setattr(chunks, name, value)
+    monkeypatch.setattr(pipeline, "EARLY_BYTES", 700)
+    folder = write_texts(tmp_path / "texts", ["words and words\n" * 200, *texts(9)])
+    assert prepared(tmp_path / "set", text(folder), val_fraction=0).documents == 10
+    for index in range(10):
+        (folder / f"000{index}.txt").write_bytes(b"\xff" * 90)
+    message = refusal(tmp_path / "set2", text(write_texts(folder, []), [".txt"]))
+    assert "10 of 10 documents are bad" in message
+    assert "corpus.suffixes=" in message
+    assert "corpus.field" not in message
 
 
 def test_a_line_number_is_its_own_files_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

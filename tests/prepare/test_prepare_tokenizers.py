@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,18 @@ from harness.config import Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConf
 from harness.errors import UserError
 from harness.prepare import Tokenizer, load_tokenizer, make_tokenizer
 from harness.storage.manifest import load_manifest
-from tests.helpers_prepare import gpt2, gpt2_files, jsonl, prepared, refusal, texts, write_jsonl
+from tests.helpers_prepare import (
+    gpt2,
+    gpt2_files,
+    jsonl,
+    prepared,
+    refusal,
+    small_chunks,
+    text,
+    texts,
+    write_jsonl,
+    write_texts,
+)
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=60)
 
@@ -138,6 +150,82 @@ def test_the_boundary_of_a_tokenizer_json_is_chosen_or_found_or_refused(
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"is not a tokenizer.json"):
         make_tokenizer(HfTokenizerConfig(path=str(tmp_path)))
+
+
+def test_a_word_of_the_vocabulary_is_no_boundary(hf_file: Path) -> None:
+    with pytest.raises(UserError, match=r"boundary_token=a is an ordinary token.*<pad>, <\|endoftext\|>"):
+        make_tokenizer(HfTokenizerConfig(path=str(hf_file), boundary_token="a"))
+
+
+def _saved(library: Any, path: Path) -> HfTokenizerConfig:
+    library.add_special_tokens(["</s>"])
+    library.save(str(path))
+    return HfTokenizerConfig(path=str(path))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_text_that_a_tokenizer_cannot_encode_is_refused_by_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models, pre_tokenizers
+
+    library = Library(models.WordLevel({"a": 0, "b": 1}))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    config = _saved(library, tmp_path / "tokenizer.json")
+    small_chunks(monkeypatch, 100)
+    source = write_jsonl(tmp_path / "x.jsonl", [*(["a b"] * 40), "a c", *(["a b"] * 9)])
+    message = refusal(tmp_path / "set", jsonl(source), config, val_fraction=0, workers=workers)
+    for part in (f"{source}:41: the tokenizer.json cannot encode it: ", "UNK", "tokenizer.path"):
+        assert part in message
+    with pytest.raises(UserError, match="cannot encode"):
+        make_tokenizer(config).encode("c")
+    folder = write_texts(tmp_path / "texts", ["a", "a c"])
+    message = refusal(tmp_path / "set", text(folder), config, val_fraction=0, workers=workers)
+    assert f"{folder / '0001.txt'}: the tokenizer.json cannot encode it: " in message
+
+
+def test_characters_that_would_be_in_no_token_are_refused(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models, pre_tokenizers
+
+    library = Library(models.BPE({"a": 0, "b": 1, "▁": 2}, []))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    config = _saved(library, tmp_path / "tokenizer.json")
+    for left_out in ("数", "a数b", "ab 数", "数 ab", "é"):
+        source = write_jsonl(tmp_path / "x.jsonl", ["a b", left_out])
+        message = refusal(tmp_path / "set", jsonl(source), config, val_fraction=0)
+        assert f"{source}:2: the tokenizer.json leaves " in message
+    source = write_jsonl(tmp_path / "x.jsonl", ["a b", "ab  a"])
+    summary = prepared(tmp_path / "set", jsonl(source), config, val_fraction=0)
+    assert summary.splits["train"].bytes == 8
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_white_space_that_is_in_no_token_is_no_byte_of_the_text(tmp_path: Path, limit: int | None) -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models, pre_tokenizers
+
+    library = Library(models.WordLevel({"é": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    config = _saved(library, tmp_path / "tokenizer.json")
+    source = write_jsonl(tmp_path / "x.jsonl", [" é  b\n", "b b b b b ", "  "])
+    summary = prepared(tmp_path / "set", jsonl(source), config, val_fraction=0, max_document_tokens=limit)
+    assert summary.splits["train"].bytes == 3 + (limit or 5)
+
+
+def test_the_offsets_of_a_byte_level_tokenizer_cover_its_white_space(tmp_path: Path, hf_file: Path) -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import processors
+
+    library = Library.from_file(str(hf_file))
+    library.post_processor = processors.ByteLevel(trim_offsets=True)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = make_tokenizer(HfTokenizerConfig(path=str(tmp_path)))
+    value = "  words  and \n été 🙂  "
+    ids, size = tokenizer.encode_measured(value)
+    assert (tokenizer.decode(ids), size) == (value, len(value.encode()))
+    assert ids.tolist() == make_tokenizer(HfTokenizerConfig(path=str(hf_file))).encode(value).tolist()
 
 
 def test_a_set_keeps_its_tokenizer_and_refuses_another(tmp_path: Path, hf_file: Path) -> None:
