@@ -1,4 +1,4 @@
-"""Whether a run may start or go on in a directory: asked before anything is built, then again under a lock."""
+"""Whether a run may start or go on in a directory: asked before anything is built, and under its lock."""
 
 from __future__ import annotations
 

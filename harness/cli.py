@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import checkpoint, hints, overrides
+from harness import checkpoint, helptext, hints, overrides
 from harness.config import (
     GROUPS,
     ModelConfig,
@@ -134,6 +134,9 @@ class _HeldStderr:
 
 def run_app(config_name: str, task: Callable[[DictConfig], Any], line: overrides.CommandLine) -> None:
     """Compose `config_name` from the command line and run `task` on it, once or once a sweep's job."""
+    if helptext.wants_help(line):
+        print(helptext.help_text(config_dir(), config_name))
+        return
     register()
     logging.raiseExceptions = False  # a closed terminal or pipe must not fill a run's stderr with tracebacks
     # Hydra would write into a finished run's .hydra before the run is refused.

@@ -108,7 +108,7 @@ class LoaderConfig:
 class ModelConfig:
     """GPT-2's shape; the context length is `loader.seq_len`, the vocabulary is the tokenizer's."""
 
-    name: str = "nano"
+    name: str = "custom"  # of a model file that does not say its own
     n_layer: int = 4
     n_head: int = 4
     n_embd: int = 128

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.commands import override, prepare_command, shell_word
+from harness.commands import override, prepare_command, shell_word, shown
 from harness.config import PrepareScriptConfig, TrainConfig, get, set_directory
 from harness.errors import UserError
 from harness.storage import open_store
@@ -53,7 +53,7 @@ def _prepare_or_refuse(config: TrainConfig, directory: Path, report: Callable[[s
     ):
         unnamed = [f"{key}=PATH" for key in _FILES if _is_needed(config, key) and get(config, key) is None]
         how = prepare_command(config, *unnamed)
-        raise UserError(f"there is no prepared set at {directory}. Prepare it first:\n  {how}")
+        raise UserError(f"there is no prepared set at {shown(directory)}. Prepare it first:\n  {how}")
     from harness.prepare import prepare
 
     report(f"no data at {directory} yet: preparing the embedded corpus once")
@@ -98,8 +98,8 @@ def _check_preparation(config: TrainConfig, store: TokenStore) -> None:
         words = " ".join(shell_word(override(key, value)) for key, value in mend.items())
         raise UserError(
             f"{manifest.path} was not prepared as the configuration says:\n{lines}\n"
-            f"To train on this set say so: {words}\nTo make the other one:\n  "
-            + prepare_command(config, "prepare.overwrite=true")
+            f"To train on this set say so: {words}\nTo make the other one beside it, and train on that:\n  "
+            + prepare_command(config, "data.path=ANOTHER_FOLDER")
         )
 
 

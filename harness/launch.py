@@ -27,7 +27,7 @@ from harness.device import select_device
 from harness.errors import UserError
 from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
-from harness.preemption import StopRequest
+from harness.preemption import EXIT_AT_ONCE, StopRequest
 from harness.tracking import Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
 from harness.trainer import Run, train
@@ -120,6 +120,7 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
     status = run_dir.Status(
         path / "status.json", step=step, wandb_id=before.get("wandb_id"), parent=parent_of(path, saved)
     )
+    stop.at_once = lambda: status.update(state="stopped", exit_code=EXIT_AT_ONCE)
     with run_dir.log_file(path), _recorded(status) as ending, _tracker(plan, status, ending) as tracker:
         for line in plan.changes:
             log.info("%s", line)
@@ -193,6 +194,12 @@ def _describe(run: Run, plan: _Plan) -> None:
     log.info(
         "model     %s, %s parameters, on %s", config.model.name, f"{parameter_count(run.model):,}", run.device
     )
+    if plan.saved is not None and not plan.goes_on:
+        log.info("branch    of %s at step %d", shown(plan.saved.run_dir), plan.saved.step)
+    log.info(
+        "trains    to step %d, a line every %d steps",
+        total_steps(config), 1 if config.trainer.log_batch_hash else config.trainer.log_interval,
+    )  # fmt: skip
     if run.progress.step:
         log.info("resumed   at step %d, epoch %d", run.progress.step, run.progress.epoch)
 

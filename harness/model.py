@@ -192,6 +192,10 @@ def generate(
 
 def _pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
     """One token id for each row of `(B, vocab_size)`: `(B, 1)`."""
+    if not torch.isfinite(logits).all():
+        raise UserError(
+            "the model's logits are no numbers: its training diverged. Use an earlier checkpoint."
+        )
     if temperature == 0 or generator is None:
         return logits.argmax(dim=-1, keepdim=True)
     # Relative to the largest: dividing by a tiny temperature then underflows to 0, never to inf - inf.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -12,10 +14,14 @@ EXIT_AT_ONCE = 130
 
 
 class StopRequest:
-    """Context in which SIGINT, SIGTERM and SIGUSR1 set `name` instead of ending the process."""
+    """Context in which SIGINT, SIGTERM and SIGUSR1 set `name` instead of ending the process.
+
+    A second signal calls `at_once` and leaves.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.at_once: Callable[[], object] = lambda: None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -31,5 +37,14 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None:
+            _say("left at once; the newest checkpoint is whole, resume= goes on from it")
+            with contextlib.suppress(Exception):
+                self.at_once()
             os._exit(EXIT_AT_ONCE)
         self.name = signal.Signals(number).name
+        _say(f"{self.name}: stopping after this step, which is saved; a second signal leaves at once")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # unbuffered: the signal may have come in the middle of a print
+        os.write(2, f"{text}\n".encode())

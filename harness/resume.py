@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.commands import shown
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def check(
         refused = [key for key in changed if key in _FATAL | _ORDER]
         mend = f"Drop {', '.join(refused)} from the command" if refused else "Use the data of the checkpoint"
         raise UserError(
-            f"{checkpoint.path} cannot go on like this:\n{lines}\n{mend}, or start a new run without resume=."
+            f"{shown(checkpoint.path)} cannot go on like this:\n{lines}\n"
+            f"{mend}, or start a new run without resume=."
         )
     return [
         f"changed since the checkpoint: {key} {old} -> {new}{_consequence(key, config)}"

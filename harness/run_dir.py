@@ -64,7 +64,7 @@ def environment() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "time": now(),
-        "argv": sys.argv,
+        "argv": sys.orig_argv,
         "cwd": os.getcwd(),
         "host": socket.gethostname(),
         "git": _git(),

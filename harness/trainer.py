@@ -178,8 +178,10 @@ def run_evaluation(run: Run) -> Evaluation:
         if math.isfinite(result.loss) and result.loss < (progress.best_val_loss or math.inf):
             progress.best_val_loss, progress.best_step = result.loss, progress.step
         run.log.evaluation(progress, run.cursor["position"], result)
-        sample = run.sample(config.evaluation.sample_tokens)
-        if sample is not None:
+        if (
+            progress.val_loss is not None
+            and (sample := run.sample(config.evaluation.sample_tokens)) is not None
+        ):
             log.info("sample: %r", sample)
         run.status.update(phase="train")
     return result

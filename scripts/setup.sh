@@ -35,7 +35,8 @@ ensure_venv() {
     case "$(cat "$stamp")" in "$wanted" | "${wanted% *} dev") return ;; esac
   fi
   python=$(find_python) || exit 1
-  if [ ! -x .venv/bin/python ]; then
+  if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    rm -rf .venv # absent, or left half made by an interrupted start
     check_space 3000
     say "making .venv with $("$python" --version 2>&1)"
     "$python" -m venv ${SYSTEM_SITE:+--system-site-packages} .venv || {

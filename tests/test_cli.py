@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.config import GROUPS, EvaluationConfig, TrainerConfig
 from harness.storage.manifest import manifest_digest
 from tests.helpers_runs import ROOT, rows, snapshot, train_py, train_rows, weights, write_text_set
 
@@ -91,9 +94,24 @@ def test_torch_and_trackers_are_not_imported_to_answer(tmp_path: Path) -> None:
 
 def test_help_names_groups_and_commands(tmp_path: Path) -> None:
     text = train_py("--help", cwd=tmp_path).stdout
-    assert "python train.py resume=RUN_OR_CHECKPOINT" in text
-    assert "model: gpt2_large, gpt2_medium, gpt2_small, gpt2_xl, micro, nano" in text
-    assert "max_tokens: null" in text
+    assert "train.py resume=RUN_OR_CHECKPOINT" in text
+    for path in (ROOT / "conf").glob("*/*.yaml"):
+        assert f"  {path.parent.name}={path.stem}" in text
+    known = {
+        field.name
+        for kinds in GROUPS.values()
+        for kind in kinds.values()
+        for field in dataclasses.fields(kind)
+    }
+    known |= {field.name for kind in (TrainerConfig, EvaluationConfig) for field in dataclasses.fields(kind)}
+    for key in known - {"name"}:
+        assert re.search(rf"^ +{key}: ", text, flags=re.MULTILINE), key
+    prepare = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "prepare_data.py"), "--help"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    ).stdout  # fmt: skip
+    assert "separator: null" in prepare
+    assert "val_fraction: 0.05" in prepare
 
 
 def test_missing_data_of_another_corpus_names_the_exact_command(tmp_path: Path) -> None:
