@@ -1,0 +1,115 @@
+"""A run never says one corpus or tokenizer and reads another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.config import (
+    HfTokenizerConfig,
+    PrepareConfig,
+    PrepareScriptConfig,
+    TextCorpusConfig,
+    TrainConfig,
+)
+from harness.errors import UserError
+from harness.prepare import prepare
+from tests.helpers_runs import run, tiny_config, write_text_set
+
+
+def write_texts(folder: Path, word: str) -> Path:
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number:02d}.txt").write_text(f"{word} {number} " * 30)
+    return folder
+
+
+def text_run(tmp_path: Path, texts: Path | None, **changes: object) -> TrainConfig:
+    corpus = TextCorpusConfig(path=None if texts is None else str(texts))
+    return tiny_config(
+        tmp_path / "set", corpus=corpus, prepare__val_fraction=0.3, trainer__max_steps=2, **changes
+    )
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """The texts that the set at `tmp_path/set` was prepared from."""
+    texts = write_texts(tmp_path / "texts", "alpha")
+    config = PrepareScriptConfig(
+        corpus=TextCorpusConfig(path=str(texts)), prepare=PrepareConfig(val_fraction=0.3, workers=1)
+    )
+    config.data.path = str(tmp_path / "set")
+    prepare(config, report=lambda line: None)
+    return texts
+
+
+def test_another_corpus_folder_than_the_sets_is_refused_with_both(prepared: Path, tmp_path: Path) -> None:
+    other = write_texts(tmp_path / "other", "beta")
+    with pytest.raises(UserError) as error:
+        run(text_run(tmp_path, other), tmp_path / "run")
+    assert f"corpus.path: the set {prepared}, the configuration {other}" in str(error.value)
+    assert "corpus.path=null" in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_sets_own_folder_and_no_folder_at_all_are_accepted(prepared: Path, tmp_path: Path) -> None:
+    run(text_run(tmp_path, prepared), tmp_path / "named")
+    run(text_run(tmp_path, None), tmp_path / "unnamed")
+
+
+def test_other_settings_than_the_sets_are_named_with_their_overrides(prepared: Path, tmp_path: Path) -> None:
+    config = text_run(tmp_path, prepared, prepare__max_document_tokens=7)
+    config.prepare.val_fraction = 0.1
+    with pytest.raises(UserError) as error:
+        run(config, tmp_path / "run")
+    text = str(error.value)
+    assert "prepare.val_fraction: the set 0.3, the configuration 0.1" in text
+    assert "prepare.max_document_tokens: the set None, the configuration 7" in text
+    assert "prepare.val_fraction=0.3" in text
+    assert "prepare.max_document_tokens=null" in text
+
+
+def test_another_tokenizer_file_than_the_sets_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    data = write_text_set(tmp_path / "set", tokenizer={"name": "hf", "sha256": "0" * 64})
+    config = tiny_config(data, tokenizer=HfTokenizerConfig(path=str(tmp_path / "tokenizer.json")))
+    with pytest.raises(UserError, match=r"tokenizer\.path: the set sha256 0{64}, the configuration .*json"):
+        run(config, tmp_path / "run")
+
+
+def test_a_missing_set_of_unnamed_text_asks_for_its_path(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"(?s)no prepared set at .*prepare_data\.py.*corpus\.path=PATH"):
+        run(text_run(tmp_path, None), tmp_path / "run")
+
+
+def test_an_id_beyond_the_vocabulary_in_the_validation_part_stops_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    data = write_text_set(tmp_path / "set")
+    shard = data / "val_00000.npy"
+    tokens = np.load(shard)
+    tokens[150] = 999
+    np.save(shard, tokens)
+    with pytest.raises(
+        UserError, match=r"val_00000\.npy holds token id 999 at position 150 of val.* 257 ids"
+    ):
+        run(tiny_config(data), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_validation_split_shorter_than_a_sequence_names_the_length_that_fits(tmp_path: Path) -> None:
+    data = write_text_set(tmp_path / "set", val_tokens=12)
+    with pytest.raises(UserError, match=r"loader\.seq_len=16 needs 17 tokens, but val has 12 .*seq_len<=11"):
+        run(tiny_config(data), tmp_path / "run")
+
+
+def test_a_damaged_manifest_names_the_command_that_makes_it_anew(tmp_path: Path) -> None:
+    data = write_text_set(tmp_path / "set")
+    raw = json.loads((data / "metadata.json").read_text())
+    raw["format_version"] = 9
+    (data / "metadata.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=rf"prepare_data\.py data=npy corpus=stdlib .*data\.path={data}"):
+        run(tiny_config(data), tmp_path / "run")
