@@ -5,7 +5,7 @@ lines are decompressed here, and travel. Text files are grouped; large ones whos
 separated are cut into byte ranges too. A text document beyond `GIANT_BYTES` becomes pieces cut after
 a newline near fixed byte positions, so that it is never held whole: BPE merges do not cross such a cut
 (about one an 8 MiB). A JSON line is held whole, however long it is: as bytes, as text and as tokens, so
-about five times its size as bytes and more with a BPE.
+about four times its size with the byte tokenizer and more with a BPE.
 """
 
 from __future__ import annotations

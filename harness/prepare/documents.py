@@ -93,9 +93,21 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer | None, rules: Rules) -> Enc
         texts = _lines(chunk, rules.field, result)
     else:
         texts = _texts(chunk, rules.separator, result)
+    by_split = _by_split(texts, tokenizer, rules, result)
+    if tokenizer is not None:
+        for split, documents in by_split.items():
+            if documents:
+                result.parts[split] = _encode(documents, tokenizer, rules.max_document_tokens, result)
+    return result
+
+
+def _by_split(
+    documents: Iterator[Document], tokenizer: Tokenizer | None, rules: Rules, result: Encoded
+) -> dict[str, list[Document]]:
+    """Count, hash and sort documents; of each no more is kept than its encoding needs."""
     by_split: dict[str, list[Document]] = {split: [] for split in SPLITS}
     digests = []
-    for document in texts:
+    for document in documents:
         digest = hashlib.sha256(document.data).digest()
         digests.append(digest)
         if tokenizer is not None:
@@ -104,11 +116,7 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer | None, rules: Rules) -> Enc
         result.empty += not document.data
     result.digests = b"".join(digests)
     result.documents = len(digests)
-    if tokenizer is not None:
-        for split, documents in by_split.items():
-            if documents:
-                result.parts[split] = _encode(documents, tokenizer, rules.max_document_tokens, result)
-    return result
+    return by_split
 
 
 def read_piece(chunk: PieceChunk) -> str:

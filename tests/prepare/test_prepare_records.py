@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import harness
 from harness.config import CorpusConfig, Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
 from harness.errors import UserError
 from harness.prepare import make_tokenizer, recorded_corpus_path, tokenizer_identity
@@ -72,3 +77,18 @@ def test_the_identity_of_files_that_cannot_be_read_is_refused(tmp_path: Path) ->
     for config in (Gpt2TokenizerConfig(path=str(tmp_path)), HfTokenizerConfig(path=str(tmp_path))):
         with pytest.raises(UserError, match=r"tokenizer file .* cannot be read .*tokenizer.path="):
             tokenizer_identity(config)
+
+
+def test_a_set_records_the_versions_that_its_tokens_come_from(tmp_path: Path) -> None:
+    source = jsonl(write_jsonl(tmp_path / "a.jsonl", texts(30)))
+    for name, tokenizer in (("byte", TokenizerConfig()), ("gpt2", gpt2())):
+        prepared(tmp_path / name, source, tokenizer)
+        recorded = json.loads((tmp_path / name / "provenance.json").read_text())["versions"]
+        expected = {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "harness": harness.__version__,
+        }
+        if name == "gpt2":
+            expected["tiktoken"] = metadata.version("tiktoken")
+        assert recorded == expected
