@@ -51,7 +51,7 @@ def _lose_tokenizer(folder: Path) -> None:
     shutil.rmtree(folder / "tokenizer")
 
 
-LOSSES: dict[str, tuple[Callable[[Path], None], str]] = {
+LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a train shard": (lambda folder: (folder / "train_00001.npy").unlink(), "train_00001.npy cannot be read"),
     "a val shard": (lambda folder: (folder / "val_00000.npy").unlink(), "val_00000.npy cannot be read"),
     "a part of one": (lambda folder: os.truncate(folder / "train_00000.npy", 200), "is 200 bytes long"),

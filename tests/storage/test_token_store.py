@@ -178,12 +178,17 @@ def _write_into(path: Path) -> None:
     os.utime(path, ns=(1, 1))
 
 
+def _make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut": (lambda path: os.truncate(path, 130), "size 134 then, 130 now"),
     "removed": (Path.unlink, "cannot be read: No such file"),
     "replaced by one of equal size": (_rewrite, r"inode \d+ then, \d+ now"),
     "written to": (_write_into, r"mtime_ns \d+ then, 1 now"),
-    "replaced by a FIFO": (lambda path: (path.unlink(), os.mkfifo(path))[1], "a FIFO, not a regular file"),
+    "replaced by a FIFO": (_make_fifo, "a FIFO, not a regular file"),
 }
 
 
