@@ -35,6 +35,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight steps, saved at 4 and 8, made once by a real process."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert train_py(*TINY, f"data.root={data}", "run.name=one", cwd=folder).returncode == 0
+    return folder / "runs" / "one"
+
+
+@pytest.fixture
+def one(trained: Path, tmp_path: Path) -> Path:
+    """A copy of that run, as `runs/one` of the test's own folder."""
+    return Path(shutil.copytree(trained, tmp_path / "runs" / "one"))
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
@@ -163,10 +177,8 @@ def test_a_second_launch_into_a_finished_directory_changes_nothing(data: Path, t
     assert snapshot(tmp_path / "run") == before
 
 
-def test_a_run_directory_holds_every_file_of_the_contract(data: Path, tmp_path: Path) -> None:
-    result = train_py(*TINY, f"data.root={data}", "run.name=one", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    path = tmp_path / "runs" / "one"
+def test_a_run_directory_holds_every_file_of_the_contract(data: Path, trained: Path) -> None:
+    path = trained
     for name in (
         "config.yaml", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "environment.json",
         "metrics.jsonl", "train.log", "status.json", "checkpoints/latest",
@@ -207,12 +219,12 @@ def test_resume_works_from_anywhere_with_signs_in_the_path_and_own_configs(
     assert "already complete at step 8" in train_py(f"resume={stopped}", cwd=tmp_path).stdout
 
 
-def test_resuming_an_older_step_branches_into_a_new_directory(data: Path, tmp_path: Path) -> None:
-    train_py(*TINY, f"data.root={data}", "run.name=one", cwd=tmp_path)
-    before = snapshot(tmp_path / "runs" / "one")
+def test_resuming_an_older_step_branches_into_a_new_directory(one: Path, tmp_path: Path) -> None:
+    before = snapshot(one)
     result = train_py("resume=runs/one/checkpoints/step-00000004", "trainer.max_steps=6", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert snapshot(tmp_path / "runs" / "one") == before
+    assert "branch    of runs/one at step 4" in result.stdout
+    assert snapshot(one) == before
     (branch,) = [path.parent for path in tmp_path.glob("runs/2*/*/metrics.jsonl")]
     assert [row["step"] for row in train_rows(branch)] == [5, 6]
 
@@ -225,15 +237,14 @@ def test_resuming_an_older_step_branches_into_a_new_directory(data: Path, tmp_pa
     ],
 )
 def test_a_refused_resume_is_exit_code_2_without_traceback(
-    data: Path, tmp_path: Path, words: list[str], values: list[str]
+    one: Path, tmp_path: Path, words: list[str], values: list[str]
 ) -> None:
-    train_py(*TINY, f"data.root={data}", "run.name=one", "trainer.max_steps=4", cwd=tmp_path)
-    before = snapshot(tmp_path / "runs" / "one")
-    result = train_py("resume=runs/one", "trainer.max_steps=8", *words, cwd=tmp_path)
+    before = snapshot(one)
+    result = train_py("resume=runs/one", "trainer.max_steps=9", *words, cwd=tmp_path)
     assert result.returncode == 2
     assert all(value in result.stderr for value in values), result.stderr
     assert "Traceback" not in result.stderr + result.stdout
-    assert snapshot(tmp_path / "runs" / "one") == before
+    assert snapshot(one) == before
 
 
 @pytest.mark.parametrize(
@@ -244,22 +255,22 @@ def test_a_refused_resume_is_exit_code_2_without_traceback(
     ],
 )
 def test_a_changed_manifest_stops_a_resume_with_exit_code_2(
-    data: Path, tmp_path: Path, group: str, key: str, value: object, named: str
+    data: Path, one: Path, tmp_path: Path, group: str, key: str, value: object, named: str
 ) -> None:
     root = Path(shutil.copytree(data, tmp_path / "root"))
-    assert train_py(*TINY, f"data.root={root}", "run.name=one", cwd=tmp_path).returncode == 0
     manifest = root / "npy-stream" / "metadata.json"
     raw = json.loads(manifest.read_text())
     raw[group][key] = value
     manifest.write_text(json.dumps(raw))
-    before = snapshot(tmp_path / "runs")
+    before = snapshot(one)
     words = ["prepare.val_fraction=0.02"] if key == "val_fraction" else []
+    words.append(f"data.root={root}")
     result = train_py("resume=runs/one", "trainer.max_steps=9", *words, cwd=tmp_path)
     assert result.returncode == 2
     assert named in result.stderr
     assert manifest_digest(raw) in result.stderr
     assert "Traceback" not in result.stderr + result.stdout
-    assert snapshot(tmp_path / "runs") == before
+    assert snapshot(one) == before
 
 
 def test_naming_one_budget_unsets_the_other_also_at_a_resume(data: Path, tmp_path: Path) -> None:
@@ -324,14 +335,13 @@ def test_relative_paths_mean_the_starting_folder_whatever_hydra_does(data: Path,
     ],
 )
 def test_a_damaged_record_of_a_run_is_no_traceback(
-    data: Path, tmp_path: Path, file: str, content: bytes | None
+    one: Path, tmp_path: Path, file: str, content: bytes | None
 ) -> None:
-    train_py(*TINY, f"data.root={data}", "run.name=one", "trainer.max_steps=4", cwd=tmp_path)
-    path = tmp_path / "runs" / "one" / file
+    path = one / file
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    result = train_py("resume=runs/one", "trainer.max_steps=5", cwd=tmp_path)
+    result = train_py("resume=runs/one", "trainer.max_steps=9", cwd=tmp_path)
     assert "Traceback" not in result.stderr + result.stdout
     assert result.returncode in (0, 2)
 
@@ -345,9 +355,7 @@ def test_a_place_where_no_directory_can_be_is_no_traceback(tmp_path: Path, place
     assert result.stderr.startswith("error: ")
 
 
-def test_scripts_answer_a_wrong_word(data: Path, tmp_path: Path) -> None:
-    train_py(*TINY, f"data.root={data}", "run.name=one", cwd=tmp_path)
-
+def test_scripts_answer_a_wrong_word(one: Path, tmp_path: Path) -> None:
     def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *words],
@@ -370,7 +378,7 @@ def test_scripts_answer_a_wrong_word(data: Path, tmp_path: Path) -> None:
         assert expected in result.stderr
     answer = json.loads(script("evaluate", "runs/one").stdout)
     assert answer["tokens"] == 399
-    last = [row for row in rows(tmp_path / "runs" / "one") if "val_loss" in row][-1]
+    last = [row for row in rows(one) if "val_loss" in row][-1]
     short = json.loads(script("evaluate", "runs/one", "tokens=200").stdout)
     assert short["loss"] == pytest.approx(last["val_loss"], rel=1e-6)
 
