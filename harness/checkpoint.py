@@ -10,6 +10,7 @@ tensors are read or written, so finding a checkpoint costs nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -315,8 +316,14 @@ def save(
         index = {"format_version": FORMAT_VERSION, "step": trainer["step"], "files": entries}
         write_atomic(temporary / _INDEX, json.dumps(index, indent=2) + "\n")
         os.rename(temporary, target)
-    except BaseException:
+    except BaseException as error:
+        free = shutil.disk_usage(temporary).free
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
+        needed = 3 * sum(tensor.nbytes for tensor in model.values())  # weights and AdamW's two moments
+        if isinstance(error, Exception) and not isinstance(error, OSError) and free < needed:
+            # The libraries that write tensors do not all say so when the disk is full.
+            text = f"no space left for step {trainer['step']}: {free:,} bytes free, about {needed:,} needed"
+            raise OSError(errno.ENOSPC, text, str(target)) from error
         raise
     fsync_dir(target.parent)
     write_atomic(target.parent / "latest", target.name + "\n")
