@@ -15,7 +15,7 @@ from harness.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # no such locks here: two runs in one directory are then refused by status.json at most
+except ImportError:  # no such locks here: two processes in one directory go unnoticed
     fcntl = None  # type: ignore[assignment]
 
 

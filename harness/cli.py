@@ -36,9 +36,7 @@ from harness.config import (
     make_paths_absolute,
 )
 from harness.config_checks import validate
-from harness.errors import UserError
-
-EXIT_FAILED, EXIT_USER, EXIT_STOPPED, EXIT_INTERRUPTED = 1, 2, 75, 130
+from harness.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
 
 _DISK_ERRORS = {
     errno.ENOSPC,
@@ -209,7 +207,7 @@ def main() -> None:
     try:
         run_app("train", _train, line)
     except KeyboardInterrupt:  # outside the loop, where nothing needs saving
-        raise SystemExit(EXIT_INTERRUPTED) from None
+        raise SystemExit(EXIT_AT_ONCE) from None
 
 
 def _train(cfg: DictConfig) -> float | None:

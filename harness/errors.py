@@ -10,6 +10,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# What the process says when it ends; DESIGN 4b.
+EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_STOPPED, EXIT_AT_ONCE = 0, 1, 2, 75, 130
+
 
 class UserError(ValueError):
     """Something the user can mend: a bad config, a damaged file, a missing set."""

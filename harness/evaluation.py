@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from harness.model import IGNORE
+
 if TYPE_CHECKING:
     from harness.model import GPT
     from harness.storage.tokens import TokenStore
-
-IGNORE = -100
 
 
 @dataclass(frozen=True)

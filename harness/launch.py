@@ -24,17 +24,15 @@ from harness.commands import command, shown
 from harness.config import TrainConfig, to_dict, total_steps
 from harness.data_setup import Data, open_data
 from harness.device import select_device
-from harness.errors import UserError
+from harness.errors import EXIT_AT_ONCE, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
 from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
-from harness.preemption import EXIT_AT_ONCE, StopRequest
+from harness.preemption import StopRequest
 from harness.tracking import Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
 from harness.trainer import Run, train
 
 log = logging.getLogger("harness")
-
-EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 75
 
 
 @dataclass(frozen=True)

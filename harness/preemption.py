@@ -9,8 +9,9 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from harness.errors import EXIT_AT_ONCE
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-EXIT_AT_ONCE = 130
 
 
 class StopRequest:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from harness.errors import UserError, did_you_mean
+from harness.errors import EXIT_AT_ONCE, EXIT_USER, UserError, did_you_mean
 
 T = TypeVar("T")
 
@@ -67,6 +67,6 @@ def run_script(main: Callable[[], None]) -> None:
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(EXIT_USER) from None
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(EXIT_AT_ONCE) from None

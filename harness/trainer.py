@@ -22,7 +22,8 @@ from torch import Tensor
 from harness import checkpoint, resume
 from harness.commands import shown
 from harness.config import TrainConfig, to_dict, total_steps
-from harness.evaluation import IGNORE, Evaluation, evaluate
+from harness.evaluation import Evaluation, evaluate
+from harness.model import IGNORE
 from harness.optim import lr_at
 from harness.step_log import StepLog
 
