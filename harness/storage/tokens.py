@@ -6,88 +6,29 @@ import operator
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from harness.errors import UserError
-from harness.storage.io import Descriptors, FileIdentity, map_file, read_exactly, will_need
+from harness.storage.extents import Extent, OpenReader, Positional, Reader, TokenArray
 from harness.storage.manifest import Manifest
+from harness.storage.mapped import Mapped
 
 if TYPE_CHECKING:
     import torch
-
-TokenArray = np.ndarray[Any, Any]
 
 # Longer reads go piece by piece: a piece stays in the cache between the vocabulary check and the conversion,
 # and bounds the buffer of a positional read.
 _PIECE = 1 << 16
 
 
-@dataclass(frozen=True)
-class Extent:
-    """`tokens` consecutive tokens in the file `path` from byte `offset`.
-
-    `file` is what the file was when its header was checked; nothing is read from any other.
-    """
-
-    path: Path
-    offset: int
-    tokens: int
-    file: FileIdentity
-
-
-class _Mapped:
-    """Extents through mappings: each file is mapped once, when it is first touched."""
-
-    def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any]) -> None:
-        self._extents = extents
-        self._dtype = dtype
-        self._files: dict[Path, np.ndarray[Any, np.dtype[np.uint8]]] = {}
-        self._arrays: list[TokenArray | None] = [None] * len(extents)
-
-    def slice(self, index: int, start: int, count: int) -> TokenArray:
-        """Tokens `[start, start+count)` of an extent, as a read-only view of the mapping."""
-        array = self._arrays[index]
-        if array is None:
-            array = self._arrays[index] = self._map(self._extents[index])
-        return array[start : start + count]
-
-    def _map(self, extent: Extent) -> TokenArray:
-        file = self._files.get(extent.path)
-        if file is None:
-            file = self._files[extent.path] = map_file(extent.path, extent.file)
-        end = extent.offset + extent.tokens * self._dtype.itemsize
-        assert end <= len(file)
-        return file[extent.offset : end].view(self._dtype)
-
-
-class _Positional:
-    """Extents through positional reads: no mapping, a bounded number of descriptors."""
-
-    def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any], files: Descriptors) -> None:
-        self._extents = extents
-        self._dtype = dtype
-        self._files = files
-
-    def slice(self, index: int, start: int, count: int) -> TokenArray:
-        """Tokens `[start, start+count)` of an extent, freshly read."""
-        extent = self._extents[index]
-        out = np.empty(count, self._dtype)
-        offset = extent.offset + start * self._dtype.itemsize
-        read_exactly(extent.path, self._files.get(extent.path, extent.file), out, offset)
-        return out
-
-
 class _Opened(NamedTuple):
     """What one process has open."""
 
     pid: int
-    reader: _Mapped | _Positional
-    descriptors: Descriptors
+    reader: Reader
 
 
 class TokenStore:
@@ -98,11 +39,18 @@ class TokenStore:
     used again on either side. Each opening compares the file with the one whose header was checked, so that
     a set prepared anew under a running training is an error and never mixed into it. Reads are thread-safe.
     With `mmap=False` files are only read at positions: slower, but a file cut short while in use is an error,
-    where touching its mapping ends the process.
+    where touching its mapping ends the process. `open_reader` reads extents that are not plain tokens in
+    their files; it gets those that hold tokens, in order.
     """
 
     def __init__(
-        self, manifest: Manifest, split: str, extents: Sequence[Extent], *, mmap: bool = True
+        self,
+        manifest: Manifest,
+        split: str,
+        extents: Sequence[Extent],
+        *,
+        mmap: bool = True,
+        open_reader: OpenReader | None = None,
     ) -> None:
         shards = manifest.splits[split].shards
         assert sum(extent.tokens for extent in extents) == manifest.splits[split].total_tokens
@@ -115,9 +63,9 @@ class TokenStore:
         self.paths = [manifest.directory / shard.file for shard in shards]
         self.offsets = [0, *accumulate(shard.tokens for shard in shards)]
         self.total_tokens = self.offsets[-1]
-        self._extents = tuple(extents)
-        self._starts = [0, *accumulate(extent.tokens for extent in extents)]
-        self._mmap = mmap
+        self._extents = tuple(extent for extent in extents if extent.tokens)
+        self._starts = [0, *accumulate(extent.tokens for extent in self._extents)]
+        self._open_reader: OpenReader = open_reader or (Mapped if mmap else Positional)
         # Where the stored dtype cannot hold an id beyond the vocabulary there is nothing to check.
         self._check_ids = self.vocab_size <= np.iinfo(self.dtype).max
         self._opened: _Opened | None = None
@@ -129,10 +77,21 @@ class TokenStore:
         """
         start, count = self._checked_range(start, count)
         tokens = np.empty(count, self.dtype)
-        reader = self._open().reader
-        for index, local, take, at in self._parts(start, count):
-            tokens[at : at + take] = reader.slice(index, local, take)
+        self._read_into(start, tokens)
         return tokens
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        """Fill `out`, one row of the stored dtype, with the tokens `[start, start+len(out))`.
+
+        `UserError` outside of the stream and for an array of another shape or dtype; then nothing is written.
+        """
+        if out.ndim != 1 or out.dtype != self.dtype:
+            raise UserError(
+                f"tokens of {self.split} are read into one row of {self.dtype.name}, not into {out.dtype} of "
+                f"shape {out.shape}"
+            )
+        start, _ = self._checked_range(start, len(out))
+        self._read_into(start, out)
 
     def read_windows(self, starts: Sequence[int] | TokenArray, length: int) -> TokenArray:
         """The windows `[start, start+length)` as an owned array `(len(starts), length)` of the stored dtype.
@@ -141,11 +100,26 @@ class TokenStore:
         """
         positions, length = self._checked_windows(starts, length)
         windows = np.empty((len(positions), length), self.dtype)
-        reader = self._open().reader
         for row, start in zip(windows, positions, strict=True):
-            for index, local, take, at in self._parts(start, length):
-                row[at : at + take] = reader.slice(index, local, take)
+            self._read_into(start, row)
         return windows
+
+    def get_windows(
+        self, starts: Sequence[int] | TokenArray, seq_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, int64 `(len(starts), seq_len)`: windows of `seq_len + 1` tokens at `starts`.
+
+        `starts` as in `read_windows`, all else as in `get_batch`.
+        """
+        import torch
+
+        seq_len = _count(seq_len, "seq_len", 1)
+        windows = self.read_windows(starts, seq_len + 1)
+        if self._check_ids and windows.size and np.maximum.reduce(windows, axis=None) >= self.vocab_size:
+            row = int(np.argmax(windows.max(axis=1) >= self.vocab_size))
+            self._refuse_id(windows[row], int(starts[row]))
+        tokens = torch.from_numpy(windows.astype(np.int64))
+        return tokens[:, :-1], tokens[:, 1:]
 
     def get_batch(self, start: int, batch_size: int, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, int64 `(batch_size, seq_len)`, from the `B * T + 1` tokens at `start`.
@@ -169,13 +143,10 @@ class TokenStore:
     def prefetch(self, starts: Sequence[int] | TokenArray, length: int) -> None:
         """Hint that these windows are read soon, so that slow storage starts now. Changes no result."""
         positions, length = self._checked_windows(starts, length)
-        descriptors = self._open().descriptors
-        size = self.dtype.itemsize
+        reader = self._open().reader
         for start in sorted(positions):
             for index, local, take, _ in self._parts(start, length):
-                extent = self._extents[index]
-                descriptor = descriptors.get(extent.path, extent.file)
-                will_need(descriptor, extent.offset + local * size, take * size)
+                reader.will_need(index, local, take)
 
     def close(self) -> None:
         """Let go of mappings and descriptors; a later read opens them again."""
@@ -187,11 +158,8 @@ class TokenStore:
     def _open(self) -> _Opened:
         opened = self._opened
         if opened is None or opened.pid != os.getpid():
-            descriptors = Descriptors()
-            reader: _Mapped | _Positional = _Positional(self._extents, self.dtype, descriptors)
-            if self._mmap:
-                reader = _Mapped(self._extents, self.dtype)
-            opened = self._opened = _Opened(os.getpid(), reader, descriptors)
+            reader = self._open_reader(self._extents, self.dtype)
+            opened = self._opened = _Opened(os.getpid(), reader)
         return opened
 
     def _parts(self, start: int, count: int) -> list[tuple[int, int, int, int]]:
@@ -207,6 +175,11 @@ class TokenStore:
             done += take
             index += take == left
         return parts
+
+    def _read_into(self, start: int, out: TokenArray) -> None:
+        reader = self._open().reader
+        for index, local, take, at in self._parts(start, len(out)):
+            out[at : at + take] = reader.slice(index, local, take)
 
     def _int64(self, start: int, count: int) -> TokenArray:
         start, count = self._checked_range(start, count)

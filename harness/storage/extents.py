@@ -1,0 +1,65 @@
+"""Extents: where the tokens of a split lie in its files, and what reads them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from harness.storage.io import Descriptors, FileIdentity, read_exactly, will_need
+
+TokenArray = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`tokens` consecutive tokens in the file `path` from byte `offset`.
+
+    `file` is what the file was when its header was checked; nothing is read from any other.
+    """
+
+    path: Path
+    offset: int
+    tokens: int
+    file: FileIdentity
+
+
+class Reader(Protocol):
+    """The extents of a split, opened in one process. Several threads may use it at once."""
+
+    def slice(self, index: int, start: int, count: int) -> TokenArray:
+        """Tokens `[start, start+count)` of the extent `index`, `(count,)`; it may be a view: only read it."""
+
+    def will_need(self, index: int, start: int, count: int) -> None:
+        """Hint that these tokens are read soon."""
+
+
+# How a process opens the extents of a split; a function of a module, because it travels with a pickled store.
+OpenReader = Callable[[Sequence[Extent], np.dtype[Any]], Reader]
+
+
+class Positional:
+    """Extents through positional reads: no mapping, a bounded number of descriptors."""
+
+    def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any]) -> None:
+        self._extents = extents
+        self._dtype = dtype
+        self._files = Descriptors()
+
+    def slice(self, index: int, start: int, count: int) -> TokenArray:
+        """Tokens `[start, start+count)` of an extent, freshly read."""
+        extent = self._extents[index]
+        out = np.empty(count, self._dtype)
+        offset = extent.offset + start * self._dtype.itemsize
+        read_exactly(extent.path, self._files.get(extent.path, extent.file), out, offset)
+        return out
+
+    def will_need(self, index: int, start: int, count: int) -> None:
+        """Ask the system to read these tokens ahead."""
+        extent = self._extents[index]
+        size = self._dtype.itemsize
+        descriptor = self._files.get(extent.path, extent.file)
+        will_need(descriptor, extent.offset + start * size, count * size)
