@@ -1,0 +1,313 @@
+"""Writes HDF5 files of tokens and of padded rows: whole under their final name, or not there at all.
+
+The files are plain: one unfiltered, page-aligned run of bytes a dataset wherever no compression was asked
+for, no time stamps, and the checksummed object headers that every HDF5 since 1.10 reads. So the same tokens
+give the same bytes, readers can map them, and a flipped bit in the structure is noticed on opening.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from harness.errors import UserError
+from harness.files import fsync_dir
+
+if TYPE_CHECKING:
+    import h5py
+
+CHUNK_TOKENS = 65_536
+COMPRESSIONS = ("none", "gzip", "lzf")
+GZIP_LEVEL = 4
+PAGE = 4096
+_ROW_CHUNK = 65_536  # elements of a compressed chunk of rows, about
+_BLOCK = 1 << 21  # elements copied at a time
+
+
+class HDF5ShardWriter:
+    """Writes one shard: a 1-D dataset `tokens`, extended by whole chunks, the last one partly filled.
+
+    The file is built under a temporary name beside `path`, made durable and renamed by `close`. In a `with`
+    block that ends in an exception, nothing is left. `dtype` is `uint16` or `uint32` (stored little-endian).
+    The attributes on `tokens` are `token_count`, `document_count` and `sha256`, the SHA-256 (hex) of the
+    tokens' little-endian bytes, which is also `writer.sha256` after `close`.
+
+        with HDF5ShardWriter("train_00000.h5") as writer:
+            writer.write([5, 6, 7, 0])
+            writer.write(np.array([8, 0, 9, 0], np.uint16), documents=2)
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        dtype: Any = np.uint16,
+        chunk_tokens: int = CHUNK_TOKENS,
+        compression: str = "none",
+    ) -> None:
+        self.path = Path(path)
+        self.dtype = _stored_dtype(dtype)
+        self.chunk_tokens = _chunk_tokens(chunk_tokens)
+        self.token_count = 0
+        self.document_count = 0
+        self.sha256: str | None = None
+        self._digest = hashlib.sha256()
+        self._buffer = np.empty(self.chunk_tokens, self.dtype)
+        self._buffered = 0
+        self._building = _Building(self.path)
+        with self._building.failing():
+            self._tokens = self._building.file.create_dataset(
+                "tokens", (0,), self.dtype, maxshape=(None,), chunks=(self.chunk_tokens,),
+                **_filters(compression, self.dtype),
+            )  # fmt: skip
+
+    def write(self, tokens: np.ndarray | Sequence[int], *, documents: int = 1) -> None:
+        """Append the tokens of `documents` whole documents, `(n,)` integers; their boundaries included.
+
+        Raises `UserError`, and writes nothing, where one is no id of the stored dtype.
+        """
+        if self.sha256 is not None:
+            raise UserError(
+                f"{self.path} is complete: a finished shard is never written to. Start another one"
+            )
+        array = _as_stored(tokens, self.dtype)
+        self.token_count += len(array)
+        self.document_count += documents
+        with self._building.failing():
+            self._append(array)
+
+    def close(self) -> None:
+        """Write what is buffered and the attributes, and give the file its name; twice does nothing more.
+
+        Raises `UserError` where `path` exists by now.
+        """
+        if self.sha256 is None:
+            self._finish(self.document_count)
+
+    def _finish(self, documents: int | None) -> str:
+        with self._building.failing():
+            self._extend(self._buffer[: self._buffered])
+            sha256 = self._digest.hexdigest()
+            _describe(self._tokens, sha256, token_count=self.token_count, document_count=documents)
+            self._building.publish()
+        self.sha256 = sha256
+        return sha256
+
+    def abandon(self) -> None:
+        """Remove the unfinished file; does nothing to a finished one."""
+        self._building.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _append(self, array: np.ndarray) -> None:
+        """Fill the buffer; a full one and whole chunks beyond it go to the file."""
+        if self._buffered:
+            take = min(len(array), self.chunk_tokens - self._buffered)
+            self._keep(array[:take])
+            array = array[take:]
+            if self._buffered < self.chunk_tokens:
+                return
+            self._extend(self._buffer)
+            self._buffered = 0
+        whole = len(array) - len(array) % self.chunk_tokens
+        self._extend(array[:whole])
+        self._keep(array[whole:])
+
+    def _keep(self, array: np.ndarray) -> None:
+        self._buffer[self._buffered : self._buffered + len(array)] = array
+        self._buffered += len(array)
+
+    def _extend(self, array: np.ndarray) -> None:
+        """Grow the dataset by `array`, which begins at a chunk's start; in parts that bound the memory."""
+        step = max(self.chunk_tokens, _BLOCK - _BLOCK % self.chunk_tokens)
+        for start in range(0, len(array), step):
+            part = np.ascontiguousarray(array[start : start + step])
+            at = self._tokens.shape[0]
+            self._tokens.resize((at + len(part),))
+            self._tokens[at:] = part
+            self._digest.update(part.data)
+
+
+def write_hdf5_shard(
+    path: Path | str,
+    tokens: np.ndarray | Iterable[np.ndarray],
+    *,
+    documents: int | None = None,
+    dtype: Any = None,
+    chunk_tokens: int = CHUNK_TOKENS,
+    compression: str = "none",
+) -> str:
+    """Write a whole shard as `HDF5ShardWriter` does and return the SHA-256 of its tokens.
+
+    `tokens` is an array `(n,)`, also a mapping larger than memory, or arrays one after another. `dtype` is
+    the array's own, or `uint16` for an iterator, unless it is given. Without `documents` the file does not
+    say how many there are.
+    """
+    if isinstance(tokens, np.ndarray):
+        dtype = tokens.dtype if dtype is None else dtype
+        tokens = (tokens,)
+    writer = HDF5ShardWriter(
+        path, dtype=np.uint16 if dtype is None else dtype, chunk_tokens=chunk_tokens, compression=compression
+    )
+    with writer:
+        for part in tokens:
+            writer.write(part, documents=0)
+        return writer._finish(documents)
+
+
+def write_hdf5_rows(
+    path: Path | str, rows: np.ndarray, mask: np.ndarray, *, compression: str = "none"
+) -> tuple[str, str]:
+    """Write padded rows: the datasets `rows` `(n, W)` of uint16 or uint32, and `mask` `(n, W)` of bool.
+
+    Contiguous and page-aligned without compression; else in chunks of whole rows, about 65 536 elements each.
+    Both may be mappings larger than memory. The attributes are `row_count` and `sha256` on both datasets,
+    `token_count` (true mask entries) on `mask`. Returns the SHA-256 (hex) of the rows' little-endian bytes
+    and of the mask's.
+    """
+    dtype = _stored_dtype(rows.dtype)
+    if rows.ndim != 2 or mask.shape != rows.shape or mask.dtype != np.bool_:
+        raise UserError(
+            f"{path}: rows of shape {rows.shape} and a mask of {mask.dtype} {mask.shape} do not fit: both "
+            "must be (n, W), the mask of bool, so that every token has its bit"
+        )
+    building = _Building(Path(path))
+    with building.failing():
+        sha256, _ = _copy_rows(building.file, "rows", rows, dtype, compression)
+        mask_sha256, tokens = _copy_rows(building.file, "mask", mask, mask.dtype, compression)
+        building.file["mask"].attrs["token_count"] = tokens
+        building.publish()
+    return sha256, mask_sha256
+
+
+def _copy_rows(
+    file: h5py.File, name: str, source: np.ndarray, dtype: np.dtype[Any], compression: str
+) -> tuple[str, int]:
+    """Copy `source` into a new dataset, some rows at a time; its SHA-256 and how many entries are not 0."""
+    filters = _filters(compression, dtype)
+    count, width = source.shape
+    if filters and count and width:
+        filters["chunks"] = (max(1, min(count, _ROW_CHUNK // width)), width)
+    elif filters:
+        filters = {}  # nothing to compress, and a chunk has at least one element
+    dataset = file.create_dataset(name, source.shape, dtype, **filters)
+    digest, nonzero = hashlib.sha256(), 0
+    step = filters.get("chunks", (1, width))[0] if count else 1
+    step *= max(1, _BLOCK // max(1, step * width))
+    for start in range(0, count, step):
+        part = np.ascontiguousarray(source[start : start + step], dtype)
+        dataset[start : start + len(part)] = part
+        digest.update(part.data)
+        nonzero += int(np.count_nonzero(part))
+    _describe(dataset, digest.hexdigest(), row_count=count)
+    return digest.hexdigest(), nonzero
+
+
+class _Building:
+    """A file under a temporary name, until it is published under its own or removed."""
+
+    def __init__(self, path: Path) -> None:
+        import h5py
+
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        self._refuse_existing()
+        # v110: checksummed headers, a flat chunk index. Metadata gathered in one block keeps chunks adjacent.
+        self.file = h5py.File(
+            self._temporary, "x", libver=("v110", "v110"), locking=False,
+            alignment_threshold=PAGE, alignment_interval=PAGE, meta_block_size=1 << 16,
+        )  # fmt: skip
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Whatever fails inside leaves no file."""
+        try:
+            yield
+        except BaseException:
+            self.remove()
+            raise
+
+    def publish(self) -> None:
+        """Close, make durable, rename."""
+        self.file.close()
+        with open(self._temporary, "rb") as file:
+            os.fsync(file.fileno())
+        self._refuse_existing()
+        os.rename(self._temporary, self._path)
+        fsync_dir(self._path.parent)
+
+    def remove(self) -> None:
+        """Close and delete the temporary file, if there still is one."""
+        with contextlib.suppress(Exception):  # a full disk fails the closing too; the first error counts
+            self.file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _refuse_existing(self) -> None:
+        if os.path.lexists(self._path):
+            raise UserError(
+                f"{self._path} exists, and a shard is never written over: a run may be reading it. Remove it "
+                "first, or write to another name"
+            )
+
+
+def _describe(dataset: h5py.Dataset, sha256: str, **counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None:
+            dataset.attrs[name] = value
+    dataset.attrs["sha256"] = sha256
+
+
+def _filters(compression: str, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """What h5py needs to know for `data.compression`; shuffle groups the bytes of a token by their weight."""
+    if compression not in COMPRESSIONS:
+        raise UserError(f"data.compression={compression!r} must be one of {', '.join(COMPRESSIONS)}")
+    if compression == "none":
+        return {}
+    level = {"compression_opts": GZIP_LEVEL} if compression == "gzip" else {}
+    return {"compression": compression, "shuffle": dtype.itemsize > 1, **level}
+
+
+def _stored_dtype(dtype: Any) -> np.dtype[Any]:
+    found = np.dtype(dtype)
+    if found.kind != "u" or found.itemsize not in (2, 4):
+        raise UserError(f"tokens of {found} cannot be stored: a set holds uint16 or uint32")
+    return found.newbyteorder("<")
+
+
+def _chunk_tokens(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"data.chunk_tokens={value!r} must be an integer of at least 1")
+    return value
+
+
+def _as_stored(tokens: np.ndarray | Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+    """`tokens` as an array of `dtype`; `UserError` for anything that would not keep its value."""
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UserError(f"tokens must be one row of integers, not {array.dtype} of shape {array.shape}")
+    if array.dtype != dtype and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high > np.iinfo(dtype).max:
+            raise UserError(
+                f"token id {low if low < 0 else high} does not fit {dtype.name} "
+                f"(0 to {np.iinfo(dtype).max}): it would be stored as another token. Nothing was written"
+            )
+    return array.astype(dtype, copy=False)

@@ -1,0 +1,99 @@
+"""An HDF5 shard is whole under its name or not there, and holds exactly the tokens that were given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from harness.errors import UserError
+from harness.prepare.hdf5_writer import HDF5ShardWriter, write_hdf5_rows, write_hdf5_shard
+
+
+def _sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(array.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "lzf"])
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_a_shard_holds_the_tokens_their_count_and_their_hash(
+    tmp_path: Path, dtype: str, compression: str
+) -> None:
+    tokens = np.random.default_rng(0).integers(0, 60_000, 10_007).astype(dtype)
+    with HDF5ShardWriter(tmp_path / "a.h5", dtype=dtype, chunk_tokens=100, compression=compression) as writer:
+        writer.write(tokens[:7].tolist())
+        writer.write(tokens[7:99], documents=2)
+        writer.write(np.zeros(0, np.int64), documents=0)
+        writer.write(tokens[99:5000].astype(np.int64), documents=3)
+        writer.write(tokens[5000:])
+    with h5py.File(tmp_path / "a.h5") as file:
+        stored = file["tokens"]
+        assert stored[:].tolist() == tokens.tolist()
+        assert (stored.shape, stored.maxshape, stored.chunks) == ((10_007,), (None,), (100,))
+        assert stored.dtype == np.dtype(dtype).newbyteorder("<")
+        assert stored.compression == (None if compression == "none" else compression)
+        described = {"token_count": 10_007, "document_count": 7, "sha256": _sha256(tokens)}
+        assert dict(stored.attrs) == described
+    assert writer.sha256 == described["sha256"]
+    assert write_hdf5_shard(tmp_path / "b.h5", tokens, chunk_tokens=999) == described["sha256"]
+
+
+def test_an_unfinished_shard_never_gets_its_name(tmp_path: Path) -> None:
+    def broken() -> Iterator[np.ndarray]:
+        yield np.arange(200_000, dtype=np.uint16)
+        assert len(list(tmp_path.iterdir())) == 1
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        write_hdf5_shard(tmp_path / "a.h5", broken())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", [[1, 65_536], [-1], np.array([1 << 40]), [1.5], [[1]], ["a"], [True]])
+def test_what_is_no_id_of_the_dtype_is_refused_before_anything_is_written(tmp_path: Path, bad: list) -> None:
+    with HDF5ShardWriter(tmp_path / "a.h5") as writer:
+        writer.write([1, 2])
+        with pytest.raises(UserError, match=r"does not fit uint16|one row of integers"):
+            writer.write(bad)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["tokens"][:].tolist() == [1, 2]
+        assert file["tokens"].attrs["document_count"] == 1
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: HDF5ShardWriter(path),
+        lambda path: write_hdf5_shard(path, np.zeros(3, np.uint16)),
+        lambda path: write_hdf5_rows(path, np.zeros((1, 2), np.uint16), np.ones((1, 2), bool)),
+    ],
+)
+def test_an_existing_file_is_never_written_over(tmp_path: Path, write: Callable[[Path], object]) -> None:
+    path = tmp_path / "a.h5"
+    path.write_bytes(b"in use")
+    with pytest.raises(UserError, match=r"a\.h5 exists"):
+        write(path)
+    assert path.read_bytes() == b"in use"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "lzf"])
+@pytest.mark.parametrize("shape", [(1000, 257), (3, 70_000), (0, 9), (5, 1)])
+def test_rows_and_mask_hold_what_was_given(tmp_path: Path, shape: tuple[int, int], compression: str) -> None:
+    rng = np.random.default_rng(0)
+    rows, mask = rng.integers(0, 1 << 16, shape, np.uint16), rng.random(shape) < 0.5
+    hashes = write_hdf5_rows(tmp_path / "a.h5", rows, mask, compression=compression)
+    assert hashes == (_sha256(rows), _sha256(mask))
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert np.array_equal(file["rows"][:], rows)
+        assert np.array_equal(file["mask"][:], mask)
+        assert (file["mask"].dtype, file["rows"].dtype) == (np.bool_, np.dtype("<u2"))
+        assert file["mask"].attrs["token_count"] == mask.sum()
+        for name, sha256 in zip(("rows", "mask"), hashes, strict=True):
+            assert file[name].attrs["sha256"] == sha256
+            assert file[name].attrs["row_count"] == len(rows)
+            assert file[name].compression == (None if compression == "none" or not len(rows) else compression)
