@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from harness.errors import UserError
+
 if TYPE_CHECKING:
     import torch
+
+IGNORE = (
+    -100
+)  # a target that does not count; the model's own, held equal by a test: neither imports the other
 
 
 class Batch(NamedTuple):
@@ -35,6 +41,10 @@ class Loader(Protocol):
         """Targets at the end of an epoch that do not fill a batch."""
 
     @property
+    def skipped_tokens(self) -> int:
+        """Targets that no epoch reads at all."""
+
+    @property
     def position(self) -> int:
         """How much of the epoch's global order is consumed."""
 
@@ -55,3 +65,26 @@ class Loader(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at `state`, after `validate_state_dict`."""
+
+
+def check_sizes(batch_size: int, seq_len: int, rank: int, world_size: int) -> None:
+    """Raise `UserError` unless all are integers in range and the ranks share a batch evenly."""
+    for name, value in (("batch_size", batch_size), ("seq_len", seq_len), ("world_size", world_size)):
+        if type(value) is not int or value < 1:
+            raise UserError(f"{name}={value!r} must be an integer of at least 1")
+    if type(rank) is not int or not 0 <= rank < world_size:
+        raise UserError(
+            f"rank={rank!r} must be an integer from 0 to {world_size - 1} (world_size={world_size})"
+        )
+    if batch_size % world_size:
+        raise UserError(
+            f"loader.batch_size={batch_size} cannot be shared by {world_size} processes: it is the global "
+            f"batch and each process takes the same number of rows. Use loader.batch_size="
+            f"{batch_size + world_size - batch_size % world_size} or another multiple of {world_size}"
+        )
+
+
+def check_epoch(epoch: int) -> None:
+    """Raise `UserError` unless `epoch` is an integer from 0."""
+    if type(epoch) is not int or epoch < 0:
+        raise UserError(f"epoch={epoch!r} must be an integer of at least 0")

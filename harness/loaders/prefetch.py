@@ -111,6 +111,11 @@ class Prefetcher:
         """As the loader's."""
         return self._loader.dropped_tokens
 
+    @property
+    def skipped_tokens(self) -> int:
+        """As the loader's."""
+        return self._loader.skipped_tokens
+
     def next_batch(self) -> Batch:
         """The loader's next batch; StopIteration at the end of the epoch. Raises what the loader raises."""
         if self._closed:

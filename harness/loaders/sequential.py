@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.errors import UserError
-from harness.loaders.batch import Batch
+from harness.loaders.batch import Batch, check_epoch, check_sizes
 from harness.loaders.state import check_state
 from harness.storage import TokenStore
 
@@ -47,6 +47,11 @@ class TokenDataLoader:
         """Targets at the end of the stream that do not fill a batch."""
         return (self.dataset.total_tokens - 1) % (self.batch_size * self.seq_len)
 
+    @property
+    def skipped_tokens(self) -> int:
+        """None: every token but the first is a target."""
+        return 0
+
     def next_batch(self) -> Batch:
         """This rank's rows of the next global batch, int64 `(B/W, T)`, and the cursor after it.
 
@@ -65,8 +70,7 @@ class TokenDataLoader:
 
     def start_epoch(self, epoch: int) -> None:
         """Back to the start of the stream: the order is the same in every epoch."""
-        if type(epoch) is not int or epoch < 0:
-            raise UserError(f"epoch={epoch!r} must be an integer of at least 0")
+        check_epoch(epoch)
         self.reset()
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,23 +91,6 @@ class TokenDataLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at `state`, if `validate_state_dict` takes it."""
         self._position = self.validate_state_dict(state)
-
-
-def check_sizes(batch_size: int, seq_len: int, rank: int, world_size: int) -> None:
-    """Raise `UserError` unless all are integers in range and the ranks share a batch evenly."""
-    for name, value in (("batch_size", batch_size), ("seq_len", seq_len), ("world_size", world_size)):
-        if type(value) is not int or value < 1:
-            raise UserError(f"{name}={value!r} must be an integer of at least 1")
-    if type(rank) is not int or not 0 <= rank < world_size:
-        raise UserError(
-            f"rank={rank!r} must be an integer from 0 to {world_size - 1} (world_size={world_size})"
-        )
-    if batch_size % world_size:
-        raise UserError(
-            f"loader.batch_size={batch_size} cannot be shared by {world_size} processes: it is the global "
-            f"batch and each process takes the same number of rows. Use loader.batch_size="
-            f"{batch_size + world_size - batch_size % world_size} or another multiple of {world_size}"
-        )
 
 
 def _too_small(dataset: TokenStore, batch_size: int, seq_len: int) -> UserError:

@@ -12,12 +12,20 @@ _UNNAMED = "sequential"
 
 _KINDS = {int: "an integer", str: "a string"}
 
+# Where the loader is, which no setting decides.
+_PLACE = ("epoch", "position")
+
+_ORDER = "the same position would be another place in another order; set loader.{} as it was"
+
 _REASONS = {
     "format_version": "the checkpoint was written by another version of the harness",
     "batch_size": "the position counts batches of another size; set loader.batch_size as it was",
     "seq_len": "the batches would hold other tokens; set loader.seq_len as it was",
     "split": "the position is one of another token stream",
     "metadata_sha256": "the checkpoint was trained on another prepared set; point data.path at that one",
+} | {
+    key: _ORDER.format(key)
+    for key in ("seed", "epoch_seed", "stride", "sampling", "row_width", "window_tokens")
 }
 
 
@@ -63,12 +71,14 @@ def _check_keys(state: Mapping[str, Any], current: Mapping[str, Any]) -> None:
 
 def _difference(key: str, saved: Any, ours: Any) -> str | None:
     if type(saved) is not type(ours):
-        configured = "" if key == "position" else f", config {ours!r}"  # a position is not configured
+        configured = "" if key in _PLACE else f", config {ours!r}"
         return (
             f"Incompatible loader {key}: checkpoint {saved!r}{configured}: it must be {_KINDS[type(ours)]}. "
             "The checkpoint is damaged or was written by something else"
         )
-    if key == "position" or saved == ours:
+    if key == "epoch" and saved < 0:
+        return f"Incompatible loader epoch: checkpoint {saved}, but epochs count from 0: it is damaged"
+    if key in _PLACE or saved == ours:
         return None
     reason = f" ({_REASONS[key]})" if key in _REASONS else ""
     return f"Incompatible loader {key}: checkpoint {saved}, config {ours}{reason}"

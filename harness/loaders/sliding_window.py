@@ -1,0 +1,88 @@
+"""Windows of a token stream every `stride` tokens, in a seeded order, in file order, or drawn at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from harness.errors import UserError
+from harness.loaders.permutation import Ids, uniform_draws
+from harness.loaders.sampled import SampledLoader
+from harness.storage import TokenStore
+
+SAMPLINGS = ("permutation", "ordered", "uniform")
+
+
+class SlidingWindowLoader(SampledLoader):
+    """Windows of `seq_len + 1` tokens from `i * stride`; `stride` None is `seq_len`, so none overlap.
+
+    `sampling`: `permutation` reads each window once an epoch in a seeded order, `ordered` in file order in
+    every epoch; `uniform` draws any start with replacement, for `N // (B*T)` batches, and takes no stride.
+    Windows cross shards and documents. Else as `SampledLoader`.
+    """
+
+    strategy = "sliding_window"
+    sample_words = "windows"
+
+    def __init__(
+        self,
+        store: TokenStore,
+        batch_size: int,
+        seq_len: int,
+        *,
+        stride: int | None = None,
+        sampling: str = "permutation",
+        **options: Any,
+    ) -> None:
+        if sampling not in SAMPLINGS:
+            raise UserError(f"loader.sampling={sampling!r} must be one of {', '.join(SAMPLINGS)}")
+        if stride is not None and (type(stride) is not int or stride < 1):
+            raise UserError(f"loader.stride={stride!r} must be an integer of at least 1, or null for seq_len")
+        if sampling == "uniform":
+            if stride is not None:
+                raise UserError(
+                    f"loader.stride={stride} means nothing with loader.sampling=uniform, which draws any "
+                    "start. Use loader.stride=null, or loader.sampling=permutation"
+                )
+            stride = 1
+        self.stride = seq_len if stride is None else stride
+        self.sampling = sampling
+        self._tokens = store
+        self._windows = self.count_windows(store.total_tokens, seq_len, self.stride)
+        samples = self._windows
+        if sampling == "uniform":
+            samples = store.total_tokens // (batch_size * seq_len) * batch_size
+        super().__init__(store, samples, batch_size, seq_len, **options)
+
+    @staticmethod
+    def count_windows(tokens: int, seq_len: int, stride: int) -> int:
+        """Windows of `seq_len + 1` tokens at every `stride` that lie inside of `tokens`."""
+        return 0 if tokens < seq_len + 1 else 1 + (tokens - seq_len - 1) // stride
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Targets of the windows that do not fill a batch, and those after the last window."""
+        if self.sampling == "uniform":
+            return 0
+        end = (self._windows - 1) * self.stride + self.seq_len
+        return super().dropped_tokens + self._tokens.total_tokens - 1 - end
+
+    @property
+    def skipped_tokens(self) -> int:
+        """Targets between windows, where `stride` is larger than `seq_len`."""
+        return max(0, self.stride - self.seq_len) * (self._windows - 1)
+
+    def _order(self, start: int, count: int) -> Ids:
+        if self.sampling == "permutation":
+            return super()._order(start, count)
+        if self.sampling == "ordered":
+            return np.arange(start, start + count)
+        return uniform_draws(self._windows, self._key(), start, count)
+
+    def _read(self, ids: Ids) -> tuple[Any, Any]:
+        windows = self._tokens.read_windows(ids * self.stride, self.seq_len + 1).astype(np.int64)
+        return windows[:, :-1], windows[:, 1:]
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"stride": self.stride, "sampling": self.sampling}
