@@ -27,15 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import checkpoint, helptext, hints, overrides
-from harness.config import (
-    GROUPS,
-    ModelConfig,
-    PrepareConfig,
-    PrepareScriptConfig,
-    TrainConfig,
-    make_paths_absolute,
-)
+from harness.config import PrepareScriptConfig, TrainConfig, make_paths_absolute
 from harness.config_checks import validate
+from harness.config_groups import GROUPS, ModelConfig, PrepareConfig
 from harness.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
 
 _DISK_ERRORS = {

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import overrides
-from harness.config import PrepareScriptConfig, TrainConfig
+from harness.config import PrepareScriptConfig, TrainConfig, row_width
+from harness.config_groups import LoaderConfig
 
 _CONSOLE = {
     "train": "harness-train",
@@ -17,6 +18,9 @@ _CONSOLE = {
     "sample": "harness-sample",
     "evaluate": "harness-evaluate",
 }
+
+
+_NOT_OF_THE_SET = ("data.mmap", "data.expect_sha256", "data.verify")
 
 
 def shown(path: Path) -> Path:
@@ -39,12 +43,15 @@ def command(script: str, *words: str) -> str:
 def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> str:
     """The command that prepares the set this configuration asks for."""
     words = [f"{group}={getattr(config, group).name}" for group in ("data", "corpus", "tokenizer")]
+    if (width := row_width(config.loader)) is not None:
+        words += [f"loader={config.loader.name}", override("loader.row_width", width)]
+        words += [override("loader.seq_len", width - 1)] if width <= LoaderConfig.seq_len else []
     default_root = Path("data", f"{config.corpus.name}-{config.tokenizer.name}").absolute()
     for group in ("data", "corpus", "tokenizer", "prepare"):
         values = getattr(config, group)
         for field in dataclasses.fields(values):
             key, value = f"{group}.{field.name}", getattr(values, field.name)
-            if field.name == "name" or value == _default(field) or key in ("data.mmap", "data.expect_sha256"):
+            if field.name == "name" or value == _default(field) or key in _NOT_OF_THE_SET:
                 continue
             if key == "data.root" and Path(value) == default_root:
                 continue

@@ -6,20 +6,16 @@ import math
 import re
 from typing import Any
 
-from harness.config import (
-    HfTokenizerConfig,
-    JsonlCorpusConfig,
-    PrepareScriptConfig,
-    TextCorpusConfig,
-    TrainConfig,
-    get,
-    total_steps,
-)
+from harness.config import PrepareScriptConfig, TrainConfig, get, row_width, total_steps
+from harness.config_groups import HfTokenizerConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.escapes import unescape
 
 # key -> (smallest, largest, what it is); null is allowed wherever the dataclass allows it.
 _RANGES: dict[str, tuple[float, float, str]] = {
+    "data.chunk_tokens": (1, 2**30, "tokens a chunk"),
+    "tokenizer.vocab_size": (257, 2**20, "ids: 256 bytes and the boundary at least"),
+    "tokenizer.train_bytes": (1, math.inf, "bytes of text"),
     "prepare.shard_tokens": (1, 2**40, "tokens a shard"),
     "prepare.val_fraction": (0.0, 0.999, "a share of the documents"),
     "prepare.max_document_tokens": (1, math.inf, "tokens a document"),
@@ -29,6 +25,9 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "loader.batch_size": (1, 2**24, "sequences an optimizer step"),
     "loader.seed": (0, 2**63 - 1, "a seed"),
     "loader.prefetch": (0, 4096, "batches ahead"),
+    "loader.stride": (1, 2**40, "tokens from one window to the next"),
+    "loader.row_width": (2, 2**24 + 1, "columns of a row"),
+    "loader.window_tokens": (2, 2**36, "tokens shuffled together"),
     "model.n_layer": (1, 10_000, "layers"),
     "model.n_head": (1, 10_000, "heads"),
     "model.n_embd": (1, 2**20, "channels"),
@@ -46,6 +45,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "trainer.micro_batch_size": (1, 2**24, "sequences a device takes at once"),
     "trainer.grad_clip": (0.0, math.inf, "a gradient norm, 0 for none"),
     "trainer.log_interval": (1, math.inf, "steps"),
+    "trainer.dpo_beta": (0.0, 1e3, "a weight of the DPO loss"),
     "evaluation.interval": (1, math.inf, "steps"),
     "evaluation.tokens": (1, math.inf, "target tokens"),
     "evaluation.sample_tokens": (0, 100_000, "tokens of sampled text, 0 for none"),
@@ -54,6 +54,12 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 }
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
+    "data.verify": ("full", "headers"),
+    "data.compression": ("none", "gzip", "lzf"),
+    "prepare.sharding": ("tokens", "source"),
+    "loader.sampling": ("permutation", "ordered", "uniform"),
+    "loader.epoch_seed": ("mixed", "additive"),
+    "loader.mask_boundary": ("none", "target", "after"),
     "tracker.mode": ("auto", "online", "offline"),
     "precision": ("auto", "bf16", "float32"),
     "compile": ("auto", True, False),
@@ -62,7 +68,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 def validate(config: TrainConfig | PrepareScriptConfig) -> None:
     """Check every range and cross-field rule; raise one `UserError` that lists all problems."""
-    problems = _range_problems(config) + _corpus_problems(config)
+    problems = _range_problems(config) + _corpus_problems(config) + _set_problems(config)
     if isinstance(config, TrainConfig):
         problems += _training_problems(config)
     if problems:
@@ -79,7 +85,7 @@ def _range_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
         if not (math.isfinite(value) and low <= value <= high):
             limits = f"at least {low:,}" if math.isinf(high) else f"between {low:,} and {high:,}"
             problems.append(f"{key}={value} must be {limits} ({meaning})")
-    for key in ("data.root", "data.path", "evaluation.set", "tokenizer.path"):
+    for key in ("data.root", "data.path", "evaluation.set", "tokenizer.path", "init_from"):
         if get(config, key) == "":
             problems.append(f"{key}='' is empty: name a folder or file, or leave it out")
     for key, choices in _CHOICES.items():
@@ -95,7 +101,7 @@ def _corpus_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
     """A run may leave out the files that its set was made from; a preparation may not."""
     problems = []
     is_run = isinstance(config, TrainConfig)
-    if isinstance(config.corpus, TextCorpusConfig | JsonlCorpusConfig):
+    if isinstance(config.corpus, TextCorpusConfig | JsonlCorpusConfig | ParquetCorpusConfig):
         path = config.corpus.path
         paths = path if isinstance(path, list) else [path]
         if not (is_run and path is None) and not (
@@ -109,6 +115,32 @@ def _corpus_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
         problems += _separator_problems(config.corpus.separator)
     if isinstance(config.tokenizer, HfTokenizerConfig) and config.tokenizer.path is None and not is_run:
         problems.append("tokenizer.path is needed: tokenizer=hf tokenizer.path=FOLDER/tokenizer.json")
+    return problems
+
+
+def _set_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
+    problems = []
+    loader, pair_fields = config.loader, get(config, "corpus.pair_fields")
+    width = row_width(loader)
+    if width is not None and width < loader.seq_len + 1:
+        problems.append(
+            f"loader.row_width={width} is too narrow for loader.seq_len={loader.seq_len}: a row holds a "
+            f"sequence and the last target. Use loader.row_width={loader.seq_len + 1}, or null"
+        )
+    if get(config, "loader.sampling") == "uniform" and get(config, "loader.stride") is not None:
+        problems.append(
+            f"loader.stride={get(config, 'loader.stride')} means nothing with loader.sampling=uniform, whose "
+            "starts are random: drop one of the two"
+        )
+    if pair_fields is not None and (len(set(pair_fields)) != 3 or not all(pair_fields)):
+        problems.append(
+            f"corpus.pair_fields={pair_fields} must name three different keys: of the prompt, the chosen and "
+            "the rejected text"
+        )
+    if config.prepare.append and config.prepare.overwrite:
+        problems.append(
+            "prepare.append=true keeps what is there and prepare.overwrite=true replaces it: set one of them"
+        )
     return problems
 
 

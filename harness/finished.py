@@ -9,7 +9,8 @@ import torch
 
 from harness import checkpoint
 from harness.checkpoint import Checkpoint
-from harness.config import TrainConfig, from_dict, set_directory
+from harness.config import TrainConfig, set_directory
+from harness.config_record import from_dict
 from harness.model import GPT
 
 

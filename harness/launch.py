@@ -21,7 +21,8 @@ from harness import admission, resume, run_dir
 from harness.build import Learner, assemble, build_learner, parent_of, progress_of
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
-from harness.config import TrainConfig, to_dict, total_steps
+from harness.config import TrainConfig, total_steps
+from harness.config_record import to_dict
 from harness.data_setup import Data, open_data
 from harness.device import select_device
 from harness.errors import EXIT_AT_ONCE, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError

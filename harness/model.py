@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.config import ModelConfig
+from harness.config_groups import ModelConfig
 from harness.errors import UserError
 
 IGNORE = -100  # a target that does not count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from harness.config import OptimizerConfig, ScheduleConfig, WsdScheduleConfig
+from harness.config_groups import OptimizerConfig, ScheduleConfig, WsdScheduleConfig
 from harness.errors import UserError
 
 if TYPE_CHECKING:

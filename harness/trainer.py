@@ -21,7 +21,8 @@ from torch import Tensor
 
 from harness import checkpoint, resume
 from harness.commands import shown
-from harness.config import TrainConfig, to_dict, total_steps
+from harness.config import TrainConfig, total_steps
+from harness.config_record import to_dict
 from harness.evaluation import Evaluation, evaluate
 from harness.model import IGNORE
 from harness.optim import lr_at

@@ -30,8 +30,9 @@ from harness.files import sha256_file  # noqa: E402
 
 _CHILD = """
 import json, sys
-from harness.config import (
-    Gpt2TokenizerConfig, JsonlCorpusConfig, PrepareConfig, PrepareScriptConfig, TokenizerConfig, DataConfig)
+from harness.config import PrepareScriptConfig
+from harness.config_groups import DataConfig, Gpt2TokenizerConfig, JsonlCorpusConfig
+from harness.config_groups import PrepareConfig, TokenizerConfig
 from harness.prepare import prepare
 source, target, tokenizer, workers, gpt2 = sys.argv[1:]
 summary = prepare(PrepareScriptConfig(

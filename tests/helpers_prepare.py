@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.config import (
+from harness.config import PrepareScriptConfig
+from harness.config_groups import (
     CorpusConfig,
     DataConfig,
     Gpt2TokenizerConfig,
     JsonlCorpusConfig,
     PrepareConfig,
-    PrepareScriptConfig,
     TextCorpusConfig,
     TokenizerConfig,
 )
@@ -131,7 +131,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 CHILD = """
 import os, signal, sys
-from harness.config import DataConfig, JsonlCorpusConfig, PrepareConfig, PrepareScriptConfig
+from harness.config import PrepareScriptConfig
+from harness.config_groups import DataConfig, JsonlCorpusConfig, PrepareConfig
 from harness.prepare import chunks, pipeline, prepare
 
 def main():

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.config import GROUPS, EvaluationConfig, TrainerConfig
+from harness.config import EvaluationConfig, TrainerConfig
+from harness.config_groups import GROUPS
 from harness.storage.manifest import manifest_digest
 from tests.helpers_runs import ROOT, rows, snapshot, train_py, train_rows, weights, write_text_set
 

@@ -8,13 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.config import (
-    HfTokenizerConfig,
-    PrepareConfig,
-    PrepareScriptConfig,
-    TextCorpusConfig,
-    TrainConfig,
-)
+from harness.config import PrepareScriptConfig, TrainConfig
+from harness.config_groups import HfTokenizerConfig, PrepareConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.prepare import prepare
 from tests.helpers_runs import run, tiny_config, write_text_set

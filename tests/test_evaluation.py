@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.baselines import baseline_losses
-from harness.config import ModelConfig
+from harness.config_groups import ModelConfig
 from harness.errors import UserError
 from harness.evaluation import bits_per_byte, evaluate
 from harness.model import GPT

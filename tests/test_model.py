@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import harness.model
-from harness.config import ModelConfig
+from harness.config_groups import ModelConfig
 from harness.errors import UserError
 from harness.model import GPT, flops_per_token, generate, parameter_count
 

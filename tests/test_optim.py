@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import ModelConfig, OptimizerConfig, ScheduleConfig, WsdScheduleConfig
+from harness.config_groups import ModelConfig, OptimizerConfig, ScheduleConfig, WsdScheduleConfig
 from harness.errors import UserError
 from harness.model import GPT
 from harness.optim import lr_at, make_optimizer

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.config import TrainConfig, WandbTrackerConfig
+from harness.config import TrainConfig
+from harness.config_groups import WandbTrackerConfig
 from harness.storage import open_store
 from harness.tracking.jsonl import read_rows
 from tests.helpers_runs import ROOT, run, tiny_config, train_py, train_rows, write_text_set

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.config import LoaderConfig
+from harness.config_groups import LoaderConfig
 from harness.loaders.batch import Batch, Loader
 from harness.loaders.prefetch import Prefetcher
 from harness.loaders.sequential import TokenDataLoader

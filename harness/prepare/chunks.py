@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from harness.config import CorpusConfig, JsonlCorpusConfig
+from harness.config_groups import CorpusConfig, JsonlCorpusConfig
 from harness.errors import UserError
 from harness.prepare.corpora import SourceFile, separator_of
 

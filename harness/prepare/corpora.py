@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from harness.config import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
+from harness.config_groups import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.escapes import unescape
 from harness.files import irregular

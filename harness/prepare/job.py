@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.config import JsonlCorpusConfig, PrepareScriptConfig, TextCorpusConfig, TrainConfig
+from harness.config import PrepareScriptConfig, TrainConfig
+from harness.config_groups import JsonlCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.escapes import escape
 from harness.prepare import chunks

@@ -13,11 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from harness.config import (
-    JsonlCorpusConfig,
-    TextCorpusConfig,
-    set_directory,
-)
+from harness.config import set_directory
+from harness.config_groups import JsonlCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.prepare import workplace
 from harness.prepare.chunks import PieceChunk, stream_chunks

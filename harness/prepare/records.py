@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.config import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
+from harness.config_groups import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
 from harness.files import sha256_file, write_json
 from harness.prepare import workplace
 from harness.prepare.job import Job, State, preparation_settings, versions

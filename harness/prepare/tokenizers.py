@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.config import Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
+from harness.config_groups import Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
 from harness.errors import UserError
 from harness.files import irregular
 from harness.prepare.hf_tokenizer import HfTokenizer

@@ -9,72 +9,38 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from harness.errors import UserError
 from harness.files import irregular, write_atomic
+from harness.storage.manifest_schema import (
+    DTYPES,
+    FORMATS,
+    SPLITS,
+    Shard,
+    Split,
+    StorageInfo,
+    TokenizerInfo,
+    parse_splits,
+    parse_storage,
+    parse_tokenizer,
+)
 from harness.storage.strict_json import Fields, parse_json, read_text
 
-SPLITS = ("train", "val")
+__all__ = ["FORMATS", "SPLITS", "Manifest", "Shard", "load_manifest", "manifest_digest", "write_manifest"]
+
 PREPARE_COMMAND = "python scripts/prepare_data.py data=npy corpus=... tokenizer=..."
-
-# storage.format -> (the manifest's file name, the shards' extension)
-FORMATS = {"npy": ("metadata.json", "npy")}
-
-# format_version -> the stored dtype; 3 exists only for vocabularies that 16 bits cannot hold.
-_DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 3: np.dtype("<u4")}
-_DTYPE_NAMES = {2: ("uint16", "<u2"), 3: ("uint32", "<u4")}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One file of tokens; `sha256` is over the tokens as little-endian bytes."""
-
-    file: str
-    tokens: int
-    documents: int | None
-    sha256: str | None
-
-
-@dataclass(frozen=True)
-class Split:
-    """One token stream: its shards in order. `bytes` is the UTF-8 length of the text behind it."""
-
-    total_tokens: int
-    documents: int | None
-    bytes: int | None
-    shards: tuple[Shard, ...]
-
-
-@dataclass(frozen=True)
-class StorageInfo:
-    """How tokens lie on disk; `dtype` is little-endian."""
-
-    format: str
-    dtype: np.dtype[Any]
-    layout: str
-
-
-@dataclass(frozen=True)
-class TokenizerInfo:
-    """What the ids mean; every id is below `vocab_size`."""
-
-    name: str
-    vocab_size: int
-    boundary_token_id: int | None
-    sha256: str | None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked manifest; `raw` is the parsed JSON as it stands in the file."""
+    """A checked manifest; `raw` is the parsed JSON as it stands in the file.
+
+    `splits` is keyed by `train` and `val`, of contrastive rows by `train.pos`, `train.neg`, ....
+    """
 
     directory: Path
     path: Path
@@ -92,11 +58,17 @@ class Manifest:
 
     @cached_property
     def content_sha256(self) -> str | None:
-        """Equal for two storages of the same tokens in the same shards; None where a shard has no hash."""
-        shards = [(name, shard) for name in SPLITS for shard in self.splits[name].shards]
-        if any(shard.sha256 is None for _, shard in shards):
+        """Equal for two storages of the same tokens in the same shards; None where a shard has no hash.
+
+        Rows are named by their number and their mask's hash too: the mask is part of what is trained on.
+        """
+        shards = [(name, shard) for name, split in self.splits.items() for shard in split.shards]
+        of_rows = self.storage.layout != "stream"
+        if any(s.sha256 is None or (of_rows and s.mask_sha256 is None) for _, s in shards):
             return None
-        return _digest([[name, shard.tokens, shard.sha256] for name, shard in shards])
+        return _digest(
+            [[name, s.tokens, s.sha256, *([s.rows, s.mask_sha256] if of_rows else [])] for name, s in shards]
+        )
 
 
 def load_manifest(directory: Path | str, *, prepare_command: str | None = None) -> Manifest:
@@ -156,9 +128,14 @@ def _find(directory: Path, prepare_command: str) -> Path:
             f"{directory} cannot be read ({error.strerror}), so nothing says which tokens a run sees. Make "
             "it readable, or set data.path to a set that is"
         ) from error
-    for name in names:
-        if name in entries:
-            return directory / name
+    found = [name for name in names if name in entries]
+    if len(found) > 1:
+        raise UserError(
+            f"{directory} holds {' and '.join(found)}: a folder is one set, and nothing says which "
+            "of the two a run would read. Move one of them into a folder of its own, with its shards"
+        )
+    if found:
+        return directory / found[0]
     raise UserError(
         f"{directory} holds no manifest ({' or '.join(names)}): it is not a prepared set, or preparing it "
         f"was interrupted. Prepare it: {prepare_command}"
@@ -191,12 +168,10 @@ def _check(raw: Any, path: Path, prepare_command: str) -> Manifest:
     top = Fields(raw, "", lambda what: _damaged(path, what, prepare_command))
     top.only("format_version", "storage", "tokenizer", "preparation", "splits")
     version = top.integer("format_version", 0)
-    if version not in _DTYPES:
+    if version not in DTYPES:
         raise top.error("format_version", "but this harness reads 2 (uint16) and 3 (uint32)")
-    storage = _storage(top.fields("storage"), version, path)
-    tokenizer = _tokenizer(top.fields("tokenizer"), version)
-    splits = top.fields("splits")
-    _, extension = FORMATS[storage.format]
+    storage = parse_storage(top.fields("storage"), version, path)
+    tokenizer = parse_tokenizer(top.fields("tokenizer"), version)
     return Manifest(
         directory=path.parent,
         path=path,
@@ -205,80 +180,5 @@ def _check(raw: Any, path: Path, prepare_command: str) -> Manifest:
         storage=storage,
         tokenizer=tokenizer,
         preparation=top.fields("preparation").values if "preparation" in top else {},
-        splits={name: _split(splits.fields(name), name, extension) for name in SPLITS},
-    )
-
-
-def _storage(fields: Fields, version: int, path: Path) -> StorageInfo:
-    fields.only("format", "dtype", "layout")
-    name = fields.text("format")
-    if name not in FORMATS:
-        raise fields.error("format", f"expected one of {', '.join(FORMATS)}")
-    if FORMATS[name][0] != path.name:
-        raise fields.error("format", f"but a manifest of that format is called {FORMATS[name][0]}")
-    if fields.text("dtype") not in _DTYPE_NAMES[version]:
-        raise fields.error("dtype", f"expected {_DTYPE_NAMES[version][0]!r} in format_version {version}")
-    layout = fields.text("layout") if "layout" in fields else "stream"
-    if layout != "stream":
-        raise fields.error("layout", "expected 'stream'")
-    return StorageInfo(name, _DTYPES[version], layout)
-
-
-def _tokenizer(fields: Fields, version: int) -> TokenizerInfo:
-    fields.only("name", "vocab_size", "boundary_token_id", "sha256")
-    name = fields.text("name")
-    vocab_size = fields.integer("vocab_size", 1)
-    if version == 2 and vocab_size > 2**16:
-        raise fields.error("vocab_size", f"but uint16 holds ids of a vocabulary up to {2**16}")
-    if version == 3 and not 2**16 < vocab_size <= 2**32:
-        raise fields.error(
-            "vocab_size", f"but format_version 3 (uint32) is for vocabularies above {2**16} and up to {2**32}"
-        )
-    boundary = fields.optional_integer("boundary_token_id", 0)
-    if boundary is not None and boundary >= vocab_size:
-        raise fields.error("boundary_token_id", f"but tokenizer.vocab_size is {vocab_size}")
-    return TokenizerInfo(name, vocab_size, boundary, fields.sha256("sha256"))
-
-
-def _split(fields: Fields, name: str, extension: str) -> Split:
-    fields.only("total_tokens", "documents", "bytes", "shards")
-    shards: dict[str, Shard] = {}
-    for entry in fields.items("shards"):
-        shard = _shard(entry, name, extension)
-        if shard.file in shards:
-            raise entry.error("file", "which another shard of this split names too")
-        shards[shard.file] = shard
-    split = Split(
-        total_tokens=fields.integer("total_tokens", 0),
-        documents=fields.optional_integer("documents", 0),
-        bytes=fields.optional_integer("bytes", 0),
-        shards=tuple(shards.values()),
-    )
-    _check_sum(fields, "total_tokens", split.total_tokens, lambda shard: shard.tokens, split.shards)
-    _check_sum(fields, "documents", split.documents, lambda shard: shard.documents, split.shards)
-    return split
-
-
-def _check_sum(
-    fields: Fields,
-    key: str,
-    total: int | None,
-    count: Callable[[Shard], int | None],
-    shards: tuple[Shard, ...],
-) -> None:
-    counts = [value for value in map(count, shards) if value is not None]
-    if total is not None and len(counts) == len(shards) and sum(counts) != total:
-        raise fields.error(key, f"but its {len(shards)} shards add up to {sum(counts)}")
-
-
-def _shard(fields: Fields, split: str, extension: str) -> Shard:
-    fields.only("file", "tokens", "documents", "sha256")
-    file = fields.text("file")
-    if not re.fullmatch(rf"{split}_[0-9]{{5}}\.{extension}", file):
-        raise fields.error("file", f"expected a plain name such as {split}_00000.{extension}")
-    return Shard(
-        file=file,
-        tokens=fields.integer("tokens", 1),
-        documents=fields.optional_integer("documents", 0),
-        sha256=fields.sha256("sha256"),
+        splits=parse_splits(top, storage),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.config import TrackerConfig, WandbTrackerConfig
+from harness.config_groups import TrackerConfig, WandbTrackerConfig
 from harness.errors import UserError
 
 

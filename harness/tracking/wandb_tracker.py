@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness.commands import shown
-from harness.config import WandbTrackerConfig
+from harness.config_groups import WandbTrackerConfig
 from harness.tracking import NoTracker, Tracker
 
 Report = Callable[[str], None]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config import LoaderConfig
+from harness.config_groups import LoaderConfig
 from harness.errors import UserError
 from harness.loaders import TokenDataLoader, make_loader
 from harness.storage import TokenStore, open_store

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from harness.config import CorpusConfig, TextCorpusConfig
+from harness.config_groups import CorpusConfig, TextCorpusConfig
 from harness.prepare import chunks, pipeline
 from harness.prepare.corpora import list_files
 from tests.helpers_prepare import (

@@ -196,7 +196,8 @@ def test_two_preparations_at_once_make_one_set(tmp_path: Path) -> None:
 
 _FULL_DISK = """
 import resource, sys
-from harness.config import DataConfig, JsonlCorpusConfig, PrepareConfig, PrepareScriptConfig
+from harness.config import PrepareScriptConfig
+from harness.config_groups import DataConfig, JsonlCorpusConfig, PrepareConfig
 from harness.errors import UserError
 from harness.prepare import chunks, pipeline, prepare
 chunks.CHUNK_BYTES, pipeline.JOURNAL_SECONDS = 2000, 0.0

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.config import PrepareScriptConfig, TokenizerConfig
+from harness.config import PrepareScriptConfig
+from harness.config_groups import TokenizerConfig
 from harness.prepare import chunks, load_tokenizer, make_tokenizer, preparation_settings, prepare
 from harness.prepare.shards import npy_header
 from harness.storage.manifest import load_manifest

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import harness
-from harness.config import CorpusConfig, Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
+from harness.config_groups import CorpusConfig, Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
 from harness.errors import UserError
 from harness.prepare import make_tokenizer, recorded_corpus_path, tokenizer_identity
 from harness.prepare.records import configured_path
@@ -64,7 +64,7 @@ def test_the_identity_of_a_tokenizer_is_that_of_its_manifest(tmp_path: Path) -> 
 def test_the_identity_of_a_tokenizer_needs_no_tokenizer_package() -> None:
     program = (
         "import sys; sys.modules.update(tiktoken=None, tokenizers=None)\n"
-        "from harness.config import Gpt2TokenizerConfig\n"
+        "from harness.config_groups import Gpt2TokenizerConfig\n"
         "from harness.prepare import tokenizer_identity\n"
         "print(tokenizer_identity(Gpt2TokenizerConfig(path=sys.argv[1])))"
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from harness.cli import config_dir, register, to_dataclass
 from harness.commands import override, shell_word
-from harness.config import CorpusConfig
+from harness.config_groups import CorpusConfig
 from harness.errors import UserError
 from harness.escapes import escape, unescape
 from harness.prepare import chunks

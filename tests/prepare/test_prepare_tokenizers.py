@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.config import Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
+from harness.config_groups import Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
 from harness.errors import UserError
 from harness.prepare import Tokenizer, load_tokenizer, make_tokenizer
 from harness.storage.manifest import load_manifest

@@ -71,7 +71,10 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], None], list[str]]] = {
     "int16": (_put("storage", "dtype", "int16"), ['storage.dtype is "int16"', "'uint16'"]),
     "big-endian": (_put("storage", "dtype", ">u2"), ['storage.dtype is ">u2"', "'uint16'"]),
     "uint32 in version 2": (_put("storage", "dtype", "uint32"), ['storage.dtype is "uint32"', "version 2"]),
-    "unknown layout": (_put("storage", "layout", "columns"), ['storage.layout is "columns"', "'stream'"]),
+    "unknown layout": (
+        _put("storage", "layout", "columns"),
+        ['storage.layout is "columns"', "stream, rows"],
+    ),
     "storage a list": (_put("storage", ["npy"]), ["storage is a list of 1", "an object"]),
     "no tokenizer": (_drop("tokenizer"), ["tokenizer is missing"]),
     "tokenizer unnamed": (_put("tokenizer", "name", None), ["tokenizer.name is null", "a string"]),
@@ -100,7 +103,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], None], list[str]]] = {
     "documents wrong": (_put("splits", "train", "documents", 3), ["documents is 3", "add up to 2"]),
     "bytes negative": (_put("splits", "train", "bytes", -1), ["splits.train.bytes is -1", "at least 0"]),
     "tokens true": (_put(*SHARD0, "tokens", True), ["splits.train.shards[0].tokens is true", "an integer"]),
-    "tokens zero": (_put(*SHARD0, "tokens", 0), ["splits.train.shards[0].tokens is 0", "at least 1"]),
+    "tokens negative": (_put(*SHARD0, "tokens", -1), ["splits.train.shards[0].tokens is -1", "at least 0"]),
     "tokens text": (_put(*SHARD0, "tokens", "4"), ['shards[0].tokens is "4"', "an integer"]),
     "no tokens": (_drop(*SHARD0, "tokens"), ["splits.train.shards[0].tokens is missing"]),
     "file repeated": (
@@ -171,7 +174,7 @@ def test_missing_folder_and_missing_manifest_say_how_to_prepare(tmp_path: Path) 
     with pytest.raises(UserError, match="does not exist") as caught:
         load_manifest(tmp_path / "none", prepare_command=command)
     assert command in str(caught.value)
-    with pytest.raises(UserError, match=r"holds no manifest \(metadata.json\)") as caught:
+    with pytest.raises(UserError, match=r"holds no manifest \(metadata.json or shards.json\)") as caught:
         load_manifest(tmp_path)
     assert "python scripts/prepare_data.py" in str(caught.value)
     (tmp_path / "file").touch()

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from harness.config import TrackerConfig, TrainConfig, WandbTrackerConfig, to_dict
+from harness.config import TrainConfig
+from harness.config_groups import TrackerConfig, WandbTrackerConfig
+from harness.config_record import to_dict
 from harness.errors import UserError
 from harness.tracking import NoTracker, Tracker, open_tracker
 from harness.tracking.jsonl import MetricsFile, read_rows
@@ -285,7 +287,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from harness.config import WandbTrackerConfig
+from harness.config_groups import WandbTrackerConfig
 from harness.tracking import open_tracker
 run_dir, reports = Path(sys.argv[2]), []
 manifest = run_dir / "metadata.json"
