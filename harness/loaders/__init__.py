@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
-from harness.config_groups import LoaderConfig
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from harness.config_groups import LoaderConfig, SeededLoaderConfig, SlidingWindowConfig
 from harness.loaders.batch import Batch, Loader
 from harness.loaders.prefetch import Prefetcher
 from harness.loaders.sequential import TokenDataLoader
+from harness.loaders.sliding_window import SlidingWindowLoader
 from harness.storage import TokenStore
 
-__all__ = ["Batch", "Loader", "Prefetcher", "TokenDataLoader", "make_loader"]
+if TYPE_CHECKING:
+    from harness.loaders.torch_dataset import SlidingWindowDataset, make_dataloader
+
+__all__ = [
+    "Batch",
+    "Loader",
+    "Prefetcher",
+    "SlidingWindowDataset",
+    "SlidingWindowLoader",
+    "TokenDataLoader",
+    "make_dataloader",
+    "make_loader",
+]
+
+_WITH_TORCH = ("SlidingWindowDataset", "make_dataloader")
 
 
-def _sequential(config: LoaderConfig, store: TokenStore, rank: int, world_size: int) -> Loader:
-    return TokenDataLoader(store, config.batch_size, config.seq_len, rank=rank, world_size=world_size)
+def __getattr__(name: str) -> Any:
+    """PyTorch's classes, imported when they are asked for: the command line answers without them."""
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from harness.loaders import torch_dataset
+
+    return getattr(torch_dataset, name)
 
 
-LOADERS = {"sequential": _sequential}
+def _sequential(config: LoaderConfig, store: TokenStore, **ranks: int) -> Loader:
+    return TokenDataLoader(
+        store, config.batch_size, config.seq_len, mask_boundary=config.mask_boundary, **ranks
+    )
+
+
+def _sliding_window(config: SlidingWindowConfig, store: TokenStore, **ranks: int) -> Loader:
+    return SlidingWindowLoader(
+        store, config.batch_size, config.seq_len, stride=config.stride, sampling=config.sampling,
+        **_seeded(config), **ranks,
+    )  # fmt: skip
+
+
+def _seeded(config: SeededLoaderConfig) -> dict[str, Any]:
+    """What every `SampledLoader` takes of its configuration, sizes apart."""
+    return {
+        "seed": config.seed,
+        "epoch_seed": config.epoch_seed,
+        "mask_boundary": config.mask_boundary,
+    }
+
+
+LOADERS: dict[str, Callable[..., Loader]] = {
+    "sequential": _sequential,
+    "sliding_window": _sliding_window,
+}
 
 
 def make_loader(config: LoaderConfig, store: TokenStore, *, rank: int = 0, world_size: int = 1) -> Prefetcher:
@@ -23,4 +71,4 @@ def make_loader(config: LoaderConfig, store: TokenStore, *, rank: int = 0, world
 
     Raises `UserError` where the split is too small for one batch or the ranks cannot share it evenly.
     """
-    return Prefetcher(LOADERS[config.name](config, store, rank, world_size), config.prefetch)
+    return Prefetcher(LOADERS[config.name](config, store, rank=rank, world_size=world_size), config.prefetch)

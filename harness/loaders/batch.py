@@ -67,7 +67,7 @@ class Loader(Protocol):
         """Continue at `state`, after `validate_state_dict`."""
 
 
-def check_sizes(batch_size: int, seq_len: int, rank: int, world_size: int) -> None:
+def check_sizes(batch_size: int, seq_len: int, rank: int = 0, world_size: int = 1) -> None:
     """Raise `UserError` unless all are integers in range and the ranks share a batch evenly."""
     for name, value in (("batch_size", batch_size), ("seq_len", seq_len), ("world_size", world_size)):
         if type(value) is not int or value < 1:

@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.errors import UserError
 from harness.loaders.batch import Batch, check_epoch, check_sizes
+from harness.loaders.masking import BoundaryMask
 from harness.loaders.state import check_state
 from harness.storage import TokenStore
 
@@ -16,18 +17,26 @@ class TokenDataLoader:
     """Batches of `batch_size * seq_len` consecutive tokens and one more, the last target.
 
     `batch_size` is global: rank r of W gets rows `[r*B/W, (r+1)*B/W)`, and the cursor is the same on every
-    rank. Raises `UserError` where the split is too small for one batch.
+    rank. `mask_boundary` as in `BoundaryMask`. Raises `UserError` where the split is too small for one batch.
     """
 
     def __init__(
-        self, dataset: TokenStore, batch_size: int, seq_len: int, *, rank: int = 0, world_size: int = 1
+        self,
+        dataset: TokenStore,
+        batch_size: int,
+        seq_len: int,
+        *,
+        mask_boundary: str = "none",
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         check_sizes(batch_size, seq_len, rank, world_size)
         if dataset.total_tokens < batch_size * seq_len + 1:
-            raise _too_small(dataset, batch_size, seq_len)
+            raise too_small(dataset, batch_size, seq_len)
         self.dataset = dataset
         self.batch_size = batch_size
         self.seq_len = seq_len
+        self._mask = BoundaryMask(mask_boundary, dataset.manifest)
         self._rows = batch_size // world_size
         self._shift = rank * self._rows * seq_len
         self._position = 0
@@ -62,7 +71,7 @@ class TokenDataLoader:
             raise StopIteration
         inputs, targets = self.dataset.get_batch(self._position + self._shift, self._rows, self.seq_len)
         self._position += size
-        return Batch(inputs, targets, self.state_dict())
+        return Batch(inputs, self._mask(inputs, targets), self.state_dict())
 
     def reset(self) -> None:
         """Back to the start of the stream."""
@@ -93,7 +102,8 @@ class TokenDataLoader:
         self._position = self.validate_state_dict(state)
 
 
-def _too_small(dataset: TokenStore, batch_size: int, seq_len: int) -> UserError:
+def too_small(dataset: TokenStore, batch_size: int, seq_len: int) -> UserError:
+    """The error of a split with fewer than `B*T + 1` tokens."""
     tokens = dataset.total_tokens
     if tokens > seq_len:
         asked, advice = (

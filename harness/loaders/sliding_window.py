@@ -7,11 +7,27 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UserError
+from harness.loaders.batch import check_sizes
 from harness.loaders.permutation import Ids, uniform_draws
 from harness.loaders.sampled import SampledLoader
+from harness.loaders.sequential import too_small
 from harness.storage import TokenStore
 
 SAMPLINGS = ("permutation", "ordered", "uniform")
+
+
+def count_windows(tokens: int, seq_len: int, stride: int) -> int:
+    """Windows of `seq_len + 1` tokens at every `stride` that lie inside of a stream of `tokens`."""
+    return 0 if tokens < seq_len + 1 else 1 + (tokens - seq_len - 1) // stride
+
+
+def check_stride(stride: int | None, seq_len: int) -> int:
+    """The stride, `seq_len` for None; `UserError` for anything but an integer of at least 1."""
+    if stride is None:
+        return seq_len
+    if type(stride) is not int or stride < 1:
+        raise UserError(f"loader.stride={stride!r} must be an integer of at least 1, or null for seq_len")
+    return stride
 
 
 class SlidingWindowLoader(SampledLoader):
@@ -37,28 +53,25 @@ class SlidingWindowLoader(SampledLoader):
     ) -> None:
         if sampling not in SAMPLINGS:
             raise UserError(f"loader.sampling={sampling!r} must be one of {', '.join(SAMPLINGS)}")
-        if stride is not None and (type(stride) is not int or stride < 1):
-            raise UserError(f"loader.stride={stride!r} must be an integer of at least 1, or null for seq_len")
-        if sampling == "uniform":
-            if stride is not None:
-                raise UserError(
-                    f"loader.stride={stride} means nothing with loader.sampling=uniform, which draws any "
-                    "start. Use loader.stride=null, or loader.sampling=permutation"
-                )
-            stride = 1
-        self.stride = seq_len if stride is None else stride
+        if sampling == "uniform" and stride is not None:
+            raise UserError(
+                f"loader.stride={stride} means nothing with loader.sampling=uniform, which draws any start. "
+                "Use loader.stride=null, or loader.sampling=permutation"
+            )
+        check_sizes(batch_size, seq_len)
+        self.stride = 1 if sampling == "uniform" else check_stride(stride, seq_len)
         self.sampling = sampling
         self._tokens = store
-        self._windows = self.count_windows(store.total_tokens, seq_len, self.stride)
+        self._windows = count_windows(store.total_tokens, seq_len, self.stride)
+        needed = batch_size if sampling == "uniform" else 1
+        if store.total_tokens < needed * seq_len + 1:
+            raise too_small(store, needed, seq_len)
         samples = self._windows
         if sampling == "uniform":
             samples = store.total_tokens // (batch_size * seq_len) * batch_size
         super().__init__(store, samples, batch_size, seq_len, **options)
 
-    @staticmethod
-    def count_windows(tokens: int, seq_len: int, stride: int) -> int:
-        """Windows of `seq_len + 1` tokens at every `stride` that lie inside of `tokens`."""
-        return 0 if tokens < seq_len + 1 else 1 + (tokens - seq_len - 1) // stride
+    count_windows = staticmethod(count_windows)
 
     @property
     def dropped_tokens(self) -> int:
@@ -81,8 +94,7 @@ class SlidingWindowLoader(SampledLoader):
         return uniform_draws(self._windows, self._key(), start, count)
 
     def _read(self, ids: Ids) -> tuple[Any, Any]:
-        windows = self._tokens.read_windows(ids * self.stride, self.seq_len + 1).astype(np.int64)
-        return windows[:, :-1], windows[:, 1:]
+        return self._tokens.get_windows(ids * self.stride, self.seq_len)
 
     def _extra_state(self) -> dict[str, Any]:
         return {"stride": self.stride, "sampling": self.sampling}
