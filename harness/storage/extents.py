@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,39 +27,52 @@ class Extent:
     file: FileIdentity
 
 
-class Reader(Protocol):
+class Reader:
     """The extents of a split, opened in one process. Several threads may use it at once."""
+
+    def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any]) -> None:
+        self.extents = extents
+        self.dtype = dtype
 
     def slice(self, index: int, start: int, count: int) -> TokenArray:
         """Tokens `[start, start+count)` of the extent `index`, `(count,)`; it may be a view: only read it."""
+        raise NotImplementedError
+
+    def gather(self, starts: np.ndarray[Any, Any], length: int) -> tuple[TokenArray, Sequence[int]]:
+        """The windows at `starts` as an owned `(len(starts), length)`, and its rows that are left to fill.
+
+        `starts` are int64 places in the stream; `starts` and `length` are not empty. A reader that has no
+        faster way than `slice` leaves all rows.
+        """
+        return np.empty((len(starts), length), self.dtype), range(len(starts))
 
     def will_need(self, index: int, start: int, count: int) -> None:
         """Hint that these tokens are read soon."""
 
 
-# How a process opens the extents of a split; a function of a module, because it travels with a pickled store.
+# How a process opens the extents of a split: a `Reader`, or a function of a module, because it travels with
+# a pickled store.
 OpenReader = Callable[[Sequence[Extent], np.dtype[Any]], Reader]
 
 
-class Positional:
+class Positional(Reader):
     """Extents through positional reads: no mapping, a bounded number of descriptors."""
 
     def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any]) -> None:
-        self._extents = extents
-        self._dtype = dtype
+        super().__init__(extents, dtype)
         self._files = Descriptors()
 
     def slice(self, index: int, start: int, count: int) -> TokenArray:
         """Tokens `[start, start+count)` of an extent, freshly read."""
-        extent = self._extents[index]
-        out = np.empty(count, self._dtype)
-        offset = extent.offset + start * self._dtype.itemsize
+        extent = self.extents[index]
+        out = np.empty(count, self.dtype)
+        offset = extent.offset + start * self.dtype.itemsize
         read_exactly(extent.path, self._files.get(extent.path, extent.file), out, offset)
         return out
 
     def will_need(self, index: int, start: int, count: int) -> None:
         """Ask the system to read these tokens ahead."""
-        extent = self._extents[index]
-        size = self._dtype.itemsize
+        extent = self.extents[index]
+        size = self.dtype.itemsize
         descriptor = self._files.get(extent.path, extent.file)
         will_need(descriptor, extent.offset + start * size, count * size)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,10 @@ MAX_DESCRIPTORS = 16
 
 # A FIFO that takes a shard's place between two looks at it must not make its opening wait.
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
+
+# The values on Linux, macOS and the BSDs; Python does not export them.
+_PROT_NONE, _MAP_FIXED = 0, 0x10
+HUGE_PAGE = 1 << 21
 
 
 class FileIdentity(NamedTuple):
@@ -157,27 +162,63 @@ def will_need(descriptor: Descriptor, offset: int, size: int) -> None:
         os.posix_fadvise(descriptor.fd, offset, size, os.POSIX_FADV_WILLNEED)
 
 
-def map_file(path: Path, expected: FileIdentity) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A read-only mapping of a whole, non-empty file as bytes `(size,)`; unmapped with its last view.
+class AddressRange:
+    """`size` bytes of addresses, reserved so that files can be mapped at chosen places; `bytes` is all of it.
 
-    Raises `UserError` where it is not the `expected` file any more.
-    `mmap.mmap` would keep a duplicate descriptor for every mapping, and sets may have more shards than a
-    process may have descriptors; so on POSIX the C library is asked directly.
+    Only what was mapped may be read; it stays mapped until the last view of `bytes` is gone. A mapping keeps
+    no descriptor, as `mmap.mmap` would: sets may have more shards than a process may have descriptors. So
+    the C library is asked directly. Raises OSError where the addresses cannot be had.
     """
-    descriptor = Descriptor(path, expected)
-    size = descriptor.identity.size
-    assert size > 0
-    if os.name != "posix":
-        return np.frombuffer(mmap.mmap(descriptor.fd, 0, access=mmap.ACCESS_READ), dtype=np.uint8)
-    address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor.fd, 0)
-    if address == ctypes.c_void_p(-1).value:
+
+    def __init__(self, size: int) -> None:
+        if os.name != "posix":
+            raise OSError(errno.ENOSYS, "this system maps no files at chosen addresses")
+        reserved = size + HUGE_PAGE
+        address = _mmap(None, reserved, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        self._start = -(-address // HUGE_PAGE) * HUGE_PAGE
+        memory = (ctypes.c_uint8 * size).from_address(self._start)
+        self._unmap = weakref.finalize(memory, _libc().munmap, address, reserved)
+        self._unmap.atexit = False
+        self.bytes = np.frombuffer(memoryview(memory), dtype=np.uint8)
+        self.bytes.setflags(write=False)
+
+    def map_file(self, path: Path, expected: FileIdentity, place: int) -> None:
+        """Map a whole, non-empty file read-only at byte `place`, which `places_for` has chosen.
+
+        Raises `UserError` where it is not the `expected` file any more, OSError where it cannot be mapped.
+        """
+        descriptor = Descriptor(path, expected)
+        size = descriptor.identity.size
+        assert 0 < size <= len(self.bytes) - place
+        try:
+            _mmap(self._start + place, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor.fd)
+        except OSError:
+            # The system may have taken these addresses back and given them to another: never unmap them.
+            self._unmap.detach()
+            raise
+
+
+def places_for(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where files of these sizes fit side by side in an `AddressRange`, and the size of that.
+
+    Each begins on a page; large ones on a huge page, which lets the system map them by huge pages: measured
+    with 60 MB shards, that is 5 % more random windows a second, and 512 times fewer page faults.
+    """
+    places = []
+    end = 0
+    for size in sizes:
+        page = HUGE_PAGE if size >= HUGE_PAGE else mmap.PAGESIZE
+        places.append(-(-end // page) * page)
+        end = places[-1] + size
+    return places, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _mmap(address: int | None, size: int, protection: int, flags: int, fd: int) -> int:
+    result: int = _libc().mmap(address, size, protection, flags, fd, 0)
+    if result == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
-        raise unreadable(path, OSError(number, os.strerror(number)))
-    memory = (ctypes.c_uint8 * size).from_address(address)
-    weakref.finalize(memory, _libc().munmap, address, size).atexit = False
-    mapped = np.frombuffer(memoryview(memory), dtype=np.uint8)
-    mapped.setflags(write=False)
-    return mapped
+        raise OSError(number, os.strerror(number))
+    return result
 
 
 @cache

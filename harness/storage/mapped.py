@@ -1,7 +1,10 @@
-"""Extents through mappings of their files."""
+"""Extents through mappings: all files of a split in one range of addresses."""
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,28 +12,104 @@ from typing import Any
 import numpy as np
 
 from harness.storage.extents import Extent, Positional, TokenArray
-from harness.storage.io import map_file
+from harness.storage.io import AddressRange, places_for
+
+log = logging.getLogger("harness")
 
 
 class Mapped(Positional):
-    """Extents through mappings: each file is mapped once, when it is first touched."""
+    """Extents through mappings; a file is mapped once, when it is first touched.
+
+    Every file has its place in one reserved range of addresses. So the windows of all files are one array to
+    NumPy, and a batch of them is one indexing, over 1,000 shards as over one. What cannot be mapped, for want
+    of address space or because the file system does not map, is read at positions.
+    """
 
     def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any]) -> None:
         super().__init__(extents, dtype)
-        self._mappings: dict[Path, np.ndarray[Any, np.dtype[np.uint8]]] = {}
-        self._arrays: list[TokenArray | None] = [None] * len(extents)
+        sizes = {extent.path: extent.file.size for extent in extents}
+        places, size = places_for(list(sizes.values()))
+        self._places = dict(zip(sizes, places, strict=True))
+        self._range = _reserve(extents, size)
+        self._tokens = np.empty(0, dtype) if self._range is None else self._range.bytes.view(dtype)
+        self._of_file: dict[Path, list[int]] = defaultdict(list)
+        for index, extent in enumerate(extents):
+            self._of_file[extent.path].append(index)
+        # Tokens from the start of the range to where an extent begins and, once it is mapped, ends; until
+        # then no window fits in it.
+        self._begins = [(self._places[e.path] + e.offset) // dtype.itemsize for e in extents]
+        self._ends = np.zeros(len(extents), np.int64)
+        self._mapped: list[bool | None] = [None] * len(extents)
+        starts = np.cumsum([0, *(extent.tokens for extent in extents[:-1])], dtype=np.int64)
+        self._starts = starts[1:]
+        self._shifts = np.array(self._begins, np.int64) - starts[: len(extents)]
+        self._lock = threading.Lock()
 
     def slice(self, index: int, start: int, count: int) -> TokenArray:
-        """Tokens `[start, start+count)` of an extent, as a read-only view of the mapping."""
-        array = self._arrays[index]
-        if array is None:
-            array = self._arrays[index] = self._map(self._extents[index])
-        return array[start : start + count]
+        """Tokens `[start, start+count)` of an extent, as a read-only view if it is mapped."""
+        mapped = self._mapped[index]
+        if mapped is None:
+            mapped = self._touch(index)
+        if not mapped:
+            return super().slice(index, start, count)
+        begin = self._begins[index] + start
+        return self._tokens[begin : begin + count]
 
-    def _map(self, extent: Extent) -> TokenArray:
-        file = self._mappings.get(extent.path)
-        if file is None:
-            file = self._mappings[extent.path] = map_file(extent.path, extent.file)
-        end = extent.offset + extent.tokens * self._dtype.itemsize
-        assert end <= len(file)
-        return file[extent.offset : end].view(self._dtype)
+    def gather(self, starts: np.ndarray[Any, Any], length: int) -> tuple[TokenArray, Sequence[int]]:
+        """As in `Reader`: left are windows that cross extents, and those in extents not mapped so far."""
+        extents = self._starts.searchsorted(starts, "right")
+        begins = starts + self._shifts.take(extents)
+        outside = begins > self._ends.take(extents) - length
+        left: list[int] = []
+        if np.count_nonzero(outside):
+            left = np.flatnonzero(outside).tolist()
+            if len(left) == len(starts):
+                return super().gather(starts, length)
+            begins[outside] = begins[outside.argmin()]  # any place that may be read
+        size = self.dtype.itemsize
+        shape = (len(self._tokens) - length + 1, length)
+        windows: TokenArray = np.ndarray(shape, self.dtype, self._tokens, 0, (size, size))
+        return windows[begins], left
+
+    def _touch(self, index: int) -> bool:
+        """Map the file of an extent, unless another thread just has; whether the extent is mapped."""
+        extent = self.extents[index]
+        with self._lock:
+            if self._mapped[index] is None:
+                file_is_mapped = self._map_file(extent)
+                for other in self._of_file[extent.path]:
+                    neighbour = self.extents[other]
+                    mapped = file_is_mapped and neighbour.offset % self.dtype.itemsize == 0
+                    if mapped:
+                        self._ends[other] = self._begins[other] + neighbour.tokens
+                    self._mapped[other] = mapped
+            return bool(self._mapped[index])
+
+    def _map_file(self, extent: Extent) -> bool:
+        if self._range is None:
+            return False
+        try:
+            self._range.map_file(extent.path, extent.file, self._places[extent.path])
+        except OSError as error:
+            _warn(str(extent.path), error)
+            return False
+        return True
+
+
+def _reserve(extents: Sequence[Extent], size: int) -> AddressRange | None:
+    if not extents:
+        return None
+    try:
+        return AddressRange(size)
+    except OSError as error:
+        _warn(f"{extents[0].path.parent} ({size / 1e6:.0f} MB)", error)
+        return None
+
+
+def _warn(what: str, error: OSError) -> None:
+    log.warning(
+        "%s cannot be mapped (%s; ulimit -v may be too low): it is read at positions, which gives the same "
+        "tokens, but more slowly",
+        what,
+        error.strerror,
+    )

@@ -99,9 +99,11 @@ class TokenStore:
         Windows may overlap, repeat, come in any order and cross shards; `UserError` outside of the stream.
         """
         positions, length = self._checked_windows(starts, length)
-        windows = np.empty((len(positions), length), self.dtype)
-        for row, start in zip(windows, positions, strict=True):
-            self._read_into(start, row)
+        if not len(positions) or not length:
+            return np.empty((len(positions), length), self.dtype)
+        windows, left = self._open().reader.gather(positions, length)
+        for row in left:
+            self._read_into(int(positions[row]), windows[row])
         return windows
 
     def get_windows(
@@ -118,8 +120,8 @@ class TokenStore:
         if self._check_ids and windows.size and np.maximum.reduce(windows, axis=None) >= self.vocab_size:
             row = int(np.argmax(windows.max(axis=1) >= self.vocab_size))
             self._refuse_id(windows[row], int(starts[row]))
-        tokens = torch.from_numpy(windows.astype(np.int64))
-        return tokens[:, :-1], tokens[:, 1:]
+        tokens = windows.astype(np.int64)
+        return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(tokens[:, 1:])
 
     def get_batch(self, start: int, batch_size: int, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, int64 `(batch_size, seq_len)`, from the `B * T + 1` tokens at `start`.
@@ -144,7 +146,7 @@ class TokenStore:
         """Hint that these windows are read soon, so that slow storage starts now. Changes no result."""
         positions, length = self._checked_windows(starts, length)
         reader = self._open().reader
-        for start in sorted(positions):
+        for start in sorted(positions.tolist()):
             for index, local, take, _ in self._parts(start, length):
                 reader.will_need(index, local, take)
 
@@ -209,17 +211,19 @@ class TokenStore:
             raise self._outside(start, count)
         return start, count
 
-    def _checked_windows(self, starts: Sequence[int] | TokenArray, length: int) -> tuple[list[int], int]:
+    def _checked_windows(
+        self, starts: Sequence[int] | TokenArray, length: int
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
         length = _count(length, "length", 0)
         positions = np.asarray(starts)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
             raise UserError(
                 f"starts must be one row of integers, not {positions.dtype} of shape {positions.shape}"
             )
-        result: list[int] = positions.tolist()
-        if result and (min(result) < 0 or max(result) + length > self.total_tokens):
-            raise self._outside(min(result) if min(result) < 0 else max(result), length)
-        return result, length
+        values = positions.tolist()
+        if values and (min(values) < 0 or max(values) + length > self.total_tokens):
+            raise self._outside(min(values) if min(values) < 0 else max(values), length)
+        return positions.astype(np.int64, copy=False), length
 
     def _outside(self, start: int, count: int) -> UserError:
         return UserError(
