@@ -66,6 +66,17 @@ class PieceChunk:
 
 
 @dataclass(frozen=True)
+class RowsChunk:
+    """The values of a column from row `first_row` of a file on, as UTF-8; None where there is none."""
+
+    file: int
+    column: str
+    first_row: int
+    values: tuple[bytes | None, ...]
+    source_bytes: int
+
+
+@dataclass(frozen=True)
 class FaultChunk:
     """A giant document that is not valid UTF-8."""
 
@@ -74,7 +85,7 @@ class FaultChunk:
     source_bytes: int
 
 
-Chunk = RangeChunk | FileChunk | PieceChunk | FaultChunk
+Chunk = RangeChunk | FileChunk | PieceChunk | RowsChunk | FaultChunk
 
 
 def stream_chunks(config: CorpusConfig, files: list[SourceFile]) -> Iterator[Chunk]:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import codecs
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.errors import UserError
-from harness.prepare.chunks import Chunk, FaultChunk, FileChunk, PieceChunk, RangeChunk
+from harness.prepare.chunks import Chunk, FaultChunk, PieceChunk
+from harness.prepare.pairs import PairPart, text_pairs, window_pairs
+from harness.prepare.reading import PAIR_FIELDS, Document, Found, digests_of, read_documents, read_piece
 from harness.prepare.tokenizers import ByteTokenizer, Tokenizer
 
 SPLITS = ("train", "val")
-MAX_PLACES = 10
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What shapes the tokens of a document. Without a `field` the corpus is text."""
+    """What shapes the tokens of a document.
 
-    field: str | None
+    `fields` are the names in a JSON object: none where the corpus is text or rows, one of the text, three
+    of a prompt with its chosen and rejected continuation. With a `pair_width` documents become contrastive
+    pairs of rows that wide.
+    """
+
+    fields: tuple[str, ...]
     separator: bytes | None
     val_fraction: float
     max_document_tokens: int | None
+    pair_width: int | None = None
 
 
 @dataclass
@@ -43,35 +46,19 @@ class Part:
 
 
 @dataclass
-class Encoded:
-    """A chunk as tokens. `bad` holds the first few bad documents as (file, line or None, reason).
+class Encoded(Found):
+    """A chunk as tokens: `parts`, or `pairs` where they are wanted.
 
-    `refused` is a document, in the same form, that the tokenizer cannot encode: the chunk ends there.
+    `refused` is a document, in the form of `bad`, that the tokenizer cannot encode: the chunk ends there.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
+    pairs: dict[str, PairPart] = field(default_factory=dict)
     digests: bytes = b""
-    lines: int = 0
     documents: int = 0
     empty: int = 0
     truncated: int = 0
-    bad_documents: int = 0
-    bad: list[tuple[int, int | None, str]] = field(default_factory=list)
-    refused: tuple[int, int | None, str] | None = None
-
-    def add_fault(self, file: int, line: int | None, reason: str) -> None:
-        self.bad_documents += 1
-        if len(self.bad) < MAX_PLACES:
-            self.bad.append((file, line, reason))
-
-
-class Document(NamedTuple):
-    """A document as text and as UTF-8, and where it is from: a file's number, a line of the chunk."""
-
-    text: str
-    data: bytes
-    file: int
-    line: int | None
+    refused: tuple[int, int | str | None, str] | None = None
 
 
 def split_of(digest: bytes, val_fraction: float) -> str:
@@ -88,17 +75,28 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer | None, rules: Rules) -> Enc
     if isinstance(chunk, FaultChunk):
         result.add_fault(chunk.file, None, chunk.reason)
         return result
-    if rules.field is not None:
-        assert isinstance(chunk, RangeChunk)
-        texts = _lines(chunk, rules.field, result)
-    else:
-        texts = _texts(chunk, rules.separator, result)
-    by_split = _by_split(texts, tokenizer, rules, result)
+    documents = read_documents(chunk, rules.fields, rules.separator, result)
+    by_split = _by_split(documents, tokenizer, rules, result)
     if tokenizer is not None:
-        for split, documents in by_split.items():
-            if documents:
-                result.parts[split] = _encode(documents, tokenizer, rules.max_document_tokens, result)
+        for split, kept in by_split.items():
+            if kept:
+                _encode_split(split, kept, tokenizer, rules, result)
     return result
+
+
+def _encode_split(
+    split: str, documents: list[Document], tokenizer: Tokenizer, rules: Rules, result: Encoded
+) -> None:
+    if len(rules.fields) == PAIR_FIELDS:
+        assert rules.pair_width is not None
+        result.pairs[split] = _encode_pairs(documents, tokenizer, rules.pair_width, result)
+        return
+    part = _encode(documents, tokenizer, rules.max_document_tokens, result)
+    if rules.pair_width is None:
+        result.parts[split] = part
+    else:
+        boundary = tokenizer.boundary_token_id
+        result.pairs[split] = window_pairs(part.tokens, part.ends, rules.pair_width, boundary)
 
 
 def _by_split(
@@ -108,22 +106,16 @@ def _by_split(
     by_split: dict[str, list[Document]] = {split: [] for split in SPLITS}
     digests = []
     for document in documents:
-        digest = hashlib.sha256(document.data).digest()
+        key, digest = digests_of(document)
         digests.append(digest)
         if tokenizer is not None:
-            kept = document._replace(text="") if isinstance(tokenizer, ByteTokenizer) else document
-            by_split[split_of(digest, rules.val_fraction)].append(kept)
+            as_bytes = isinstance(tokenizer, ByteTokenizer) and not document.continuations
+            kept = document._replace(text="") if as_bytes else document
+            by_split[split_of(key, rules.val_fraction)].append(kept)
         result.empty += not document.data
     result.digests = b"".join(digests)
     result.documents = len(digests)
     return by_split
-
-
-def read_piece(chunk: PieceChunk) -> str:
-    """The text of one piece of a giant document, checked to be UTF-8 when it was cut."""
-    with open(chunk.path, "rb") as file:
-        file.seek(chunk.start)
-        return file.read(chunk.stop - chunk.start).decode("utf-8", errors="replace")
 
 
 def join_piece(
@@ -151,9 +143,9 @@ def join_piece(
 
 
 def _encode_piece(chunk: PieceChunk, tokenizer: Tokenizer | None, rules: Rules, result: Encoded) -> None:
+    if chunk.last and (tokenizer is None or rules.pair_width is not None):
+        result.documents, result.digests = 1, chunk.digest
     if tokenizer is None:
-        if chunk.last:
-            result.documents, result.digests = 1, chunk.digest
         return
     text = read_piece(chunk)
     try:
@@ -162,91 +154,12 @@ def _encode_piece(chunk: PieceChunk, tokenizer: Tokenizer | None, rules: Rules, 
         result.refused = chunk.file, None, str(error)
         return
     split = split_of(chunk.digest, rules.val_fraction)
-    result.parts[split] = Part(tokens, np.zeros(0, np.int64), size)
-
-
-def _texts(chunk: FileChunk | RangeChunk, separator: bytes | None, result: Encoded) -> Iterator[Document]:
-    if isinstance(chunk, RangeChunk):
-        yield from _parts(_read_range(chunk), chunk.file, chunk.start, separator, result)
-        return
-    for index, path in enumerate(chunk.paths, chunk.file):
-        with open(path, "rb") as file:
-            data = file.read()
-        yield from _parts(data, index, 0, separator, result)
-
-
-def _parts(
-    data: bytes, file: int, start: int, separator: bytes | None, result: Encoded
-) -> Iterator[Document]:
-    """What stands between separators, unless it is empty or white space, in bytes from `start` of a file."""
-    for part in [data] if separator is None else data.split(separator):
-        try:
-            text = part.decode("utf-8")
-        except UnicodeDecodeError as error:
-            result.add_fault(file, None, f"not valid UTF-8 at byte {start + error.start} ({error.reason})")
-        else:
-            if separator is None or (text and not text.isspace()):
-                yield Document(text, part, file, None)
-        start += len(part) + len(separator or b"")
-
-
-def _read_range(chunk: RangeChunk) -> bytes:
-    if chunk.data is not None:
-        return chunk.data
-    with open(chunk.path, "rb") as file:
-        file.seek(chunk.start)
-        return file.read(chunk.stop - chunk.start)
-
-
-def _lines(chunk: RangeChunk, name: str, result: Encoded) -> Iterator[Document]:
-    data = _read_range(chunk)
-    result.lines = data.count(b"\n")
-    if data.startswith(codecs.BOM_UTF8):
-        data = data.removeprefix(codecs.BOM_UTF8)
-    for number, line in enumerate(_split_lines(data), 1):
-        if not line or line.isspace():
-            continue
-        try:
-            yield Document(*_document(line, name), chunk.file, number)
-        except _BadDocument as error:
-            result.add_fault(chunk.file, number, str(error))
-
-
-def _split_lines(data: bytes) -> Iterator[bytes]:
-    """One line at a time with its end; a chunk of one giant line is that line itself and no copy of it."""
-    start = 0
-    while start < len(data):
-        stop = data.find(b"\n", start) + 1 or len(data)
-        yield data[start:stop]
-        start = stop
-
-
-class _BadDocument(Exception):
-    pass
-
-
-def _document(line: bytes, name: str) -> tuple[str, bytes]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise _BadDocument(f"not valid UTF-8 at byte {error.start} of the line") from error
-    except (ValueError, RecursionError) as error:
-        raise _BadDocument(f"not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise _BadDocument(f"a JSON {type(record).__name__}, not an object")
-    text = record.get(name)
-    if not isinstance(text, str):
-        found = f"is a {type(text).__name__}" if name in record else f"is missing{_among(record)}"
-        raise _BadDocument(f"the field {name!r} {found}, expected a string")
-    try:
-        return text, text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise _BadDocument(f"a lone surrogate at character {error.start} of {name!r}") from error
-
-
-def _among(record: dict[str, Any]) -> str:
-    names = [repr(name[:20]) for name in list(record)[:5]]
-    return f" (there are {', '.join(names)}{', ...' if len(record) > 5 else ''})" if record else ""
+    if rules.pair_width is None:
+        result.parts[split] = Part(tokens, np.zeros(0, np.int64), size)
+    else:  # a document of its own, and the only one of its chunk: each of its windows is counted as skipped
+        boundary = tokenizer.boundary_token_id
+        closed = np.append(tokens, np.array([boundary], tokens.dtype))
+        result.pairs[split] = window_pairs(closed, np.array([len(closed)]), rules.pair_width, boundary)
 
 
 def _encode(documents: list[Document], tokenizer: Tokenizer, limit: int | None, result: Encoded) -> Part:
@@ -270,6 +183,20 @@ def _encode(documents: list[Document], tokenizer: Tokenizer, limit: int | None, 
         arrays += (tokens, boundary)
         lengths[index] = len(tokens) + 1
     return Part(np.concatenate(arrays), np.cumsum(lengths), kept_bytes)
+
+
+def _encode_pairs(documents: list[Document], tokenizer: Tokenizer, width: int, result: Encoded) -> PairPart:
+    """Prompt and continuations are encoded one by one: no token lies across the seam of two of them."""
+    triples = []
+    for document in documents:
+        texts = (document.text, *document.continuations)
+        try:
+            prompt, chosen, rejected = (tokenizer.encode_measured(text)[0] for text in texts)
+        except UserError as error:
+            result.refused = document.file, document.line, str(error)
+            break
+        triples.append((prompt, chosen, rejected))
+    return text_pairs(triples, width, tokenizer.boundary_token_id, tokenizer.dtype)
 
 
 def _encode_bytes(

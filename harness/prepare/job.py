@@ -18,8 +18,9 @@ from harness.escapes import escape
 from harness.prepare import chunks
 from harness.prepare.chunks import Chunk, RangeChunk
 from harness.prepare.corpora import SourceFile, separator_of
-from harness.prepare.documents import MAX_PLACES, Encoded, Rules
+from harness.prepare.documents import Encoded, Rules
 from harness.prepare.pool import default_workers
+from harness.prepare.reading import MAX_PLACES
 from harness.prepare.tokenizers import Tokenizer
 
 SMALL_CORPUS_BYTES = 64 << 20  # below it, starting processes costs more than they save
@@ -42,6 +43,7 @@ class State:
     empty_documents: int = 0
     truncated_documents: int = 0
     bad_documents: int = 0
+    skipped_windows: int = 0
     places: list[str] = field(default_factory=list)
 
     def absorb(self, chunk: Chunk, encoded: Encoded, files: list[SourceFile]) -> None:
@@ -65,10 +67,15 @@ class State:
         self.documents += encoded.documents
         self.empty_documents += encoded.empty
         self.truncated_documents += encoded.truncated
+        for part in encoded.pairs.values():
+            self.truncated_documents += part.truncated
+            self.skipped_windows += part.skipped
         self.bad_documents += encoded.bad_documents
 
-    def _place(self, file: int, line: int | None, reason: str, files: list[SourceFile]) -> str:
-        where = files[file].path if line is None else f"{files[file].path}:{self.lines + line}"
+    def _place(self, file: int, line: int | str | None, reason: str, files: list[SourceFile]) -> str:
+        where = files[file].path
+        if line is not None:
+            where += f":{self.lines + line}" if isinstance(line, int) else f", {line}"
         return f"{where}: {reason}"
 
 
@@ -85,8 +92,8 @@ class Job:
     @property
     def rules(self) -> Rules:
         corpus, prepare = self.config.corpus, self.config.prepare
-        name = corpus.field if isinstance(corpus, JsonlCorpusConfig) else None
-        return Rules(name, separator_of(corpus), prepare.val_fraction, prepare.max_document_tokens)
+        fields = (corpus.field,) if isinstance(corpus, JsonlCorpusConfig) else ()
+        return Rules(fields, separator_of(corpus), prepare.val_fraction, prepare.max_document_tokens)
 
     @property
     def workers(self) -> int:

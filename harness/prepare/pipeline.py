@@ -157,7 +157,7 @@ def _write_tokens(
     progress.resume(state.source_bytes)
     stream = itertools.islice(stream_chunks(job.config.corpus, job.files), state.next_chunk, None)
     for chunk, encoded in encode_all(stream, job.tokenizer, job.rules, job.workers, building):
-        if isinstance(chunk, PieceChunk) and encoded.refused is None:
+        if isinstance(chunk, PieceChunk) and encoded.parts:
             state.piece_tokens = join_piece(chunk, encoded, state.piece_tokens, job.tokenizer, limit)
         for split, part in encoded.parts.items():
             writers[split].add(part.tokens, part.ends, part.bytes)

@@ -47,7 +47,7 @@ def write(path: Path, content: str) -> Path:
 
 def read_digests(corpus: CorpusConfig) -> bytes:
     """The SHA-256 of each document, in order, as the chunks of the corpus give them."""
-    rules = Rules(None, separator_of(corpus), 0.0, None)
+    rules = Rules((), separator_of(corpus), 0.0, None)
     stream = chunks.stream_chunks(corpus, list_files(corpus))
     return b"".join(encode_chunk(chunk, None, rules).digests for chunk in stream)
 
