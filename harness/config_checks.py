@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from harness.config import PrepareScriptConfig, TrainConfig, get, row_width, total_steps
+from harness.config import PrepareScriptConfig, TrainConfig, get, layout, row_width, total_steps
 from harness.config_groups import HfTokenizerConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.escapes import unescape
@@ -136,6 +136,11 @@ def _set_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
         problems.append(
             f"corpus.pair_fields={pair_fields} must name three different keys: of the prompt, the chosen and "
             "the rejected text"
+        )
+    if layout(loader) == "contrastive" and pair_fields and config.prepare.max_document_tokens is not None:
+        problems.append(
+            f"prepare.max_document_tokens={config.prepare.max_document_tokens} means nothing to pairs from "
+            f"corpus.pair_fields, which are cut to the rows' width: use null, and loader.row_width={width}"
         )
     if config.prepare.append and config.prepare.overwrite:
         problems.append(

@@ -105,7 +105,9 @@ def _check_preparation(config: TrainConfig, store: TokenStore) -> None:
 
 def _dotted(preparation: dict[str, Any]) -> dict[str, Any]:
     """The manifest's preparation under the names of the command line."""
-    names = {key: f"corpus.{key}" for key in ("field", "separator", "suffixes")} | {"corpus": "corpus"}
+    names = {key: f"corpus.{key}" for key in ("field", "pair_fields", "separator", "suffixes")} | {
+        "corpus": "corpus"
+    }
     return {names.get(key, f"prepare.{key}"): value for key, value in preparation.items()}
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.config import PrepareScriptConfig, TrainConfig
-from harness.config_groups import JsonlCorpusConfig, TextCorpusConfig
+from harness.config import PrepareScriptConfig, TrainConfig, layout, row_width
+from harness.config_groups import JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.escapes import escape
 from harness.prepare import chunks
@@ -91,9 +91,13 @@ class Job:
 
     @property
     def rules(self) -> Rules:
-        corpus, prepare = self.config.corpus, self.config.prepare
-        fields = (corpus.field,) if isinstance(corpus, JsonlCorpusConfig) else ()
-        return Rules(fields, separator_of(corpus), prepare.val_fraction, prepare.max_document_tokens)
+        corpus, prepare, loader = self.config.corpus, self.config.prepare, self.config.loader
+        fields: tuple[str, ...] = (corpus.field,) if isinstance(corpus, JsonlCorpusConfig) else ()
+        width = None
+        if layout(loader) == "contrastive":
+            width = row_width(loader)
+            fields = tuple(corpus.pair_fields) if isinstance(corpus, JsonlCorpusConfig) else ()
+        return Rules(fields, separator_of(corpus), prepare.val_fraction, prepare.max_document_tokens, width)
 
     @property
     def workers(self) -> int:
@@ -123,7 +127,9 @@ class Job:
 def preparation_settings(config: PrepareLike) -> dict[str, Any]:
     """The manifest's `preparation` as far as it follows from the config: all but `corpus_sha256`."""
     settings: dict[str, Any] = {"corpus": config.corpus.name}
-    if isinstance(config.corpus, JsonlCorpusConfig):
+    if isinstance(config.corpus, JsonlCorpusConfig) and layout(config.loader) == "contrastive":
+        settings["pair_fields"] = list(config.corpus.pair_fields)
+    elif isinstance(config.corpus, JsonlCorpusConfig | ParquetCorpusConfig):
         settings["field"] = config.corpus.field
     if isinstance(config.corpus, TextCorpusConfig):
         # also null and [], so that a set without one differs from one with

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-MIN_WIDTH = 3  # the boundary, one token of the prompt and one of the continuation
 _BLOCK_ENTRIES = 1 << 20
 
 
@@ -159,7 +158,7 @@ class _Pairs:
     _first_targets: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        assert self.width >= MIN_WIDTH
+        assert self.width >= 2
         self._head = np.array([self.boundary], self.dtype)
 
     @property

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.config import CorpusConfig, JsonlCorpusConfig
+from harness.config_groups import CorpusConfig, JsonlCorpusConfig
 from harness.prepare import chunks
 from harness.prepare.chunks import RangeChunk, stream_chunks
 from harness.prepare.corpora import list_files
