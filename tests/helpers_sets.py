@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from harness.storage.manifest import write_manifest
+from harness.prepare.hdf5_writer import write_hdf5_shard
+from harness.storage.manifest import FORMATS, write_manifest
 
 
 def write_set(directory: Path | str, splits: dict[str, list[list[int]]], **manifest_overrides: Any) -> Path:
-    """Write a valid npy set and return its folder; `splits` maps train and val to their shards' tokens.
+    """Write a valid set and return its folder; `splits` maps train and val to their shards' tokens.
 
     A split that is not given is empty. A dict in `manifest_overrides` is merged into the manifest's own
-    (`tokenizer={"vocab_size": 100}`), anything else replaces it.
+    (`tokenizer={"vocab_size": 100}`), anything else replaces it. `storage={"format": "hdf5"}` writes an hdf5
+    set, with its `chunk_tokens` and `compression` where they are given.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -27,20 +29,25 @@ def write_set(directory: Path | str, splits: dict[str, list[list[int]]], **manif
     }
     for key, value in manifest_overrides.items():
         raw[key] = raw[key] | value if isinstance(value, dict) and key in raw else value
-    dtype = np.dtype(raw["storage"]["dtype"]).newbyteorder("<")
     raw["splits"] = {
-        name: _write_split(directory, name, splits.get(name, []), dtype) for name in ("train", "val")
+        name: _write_split(directory, name, splits.get(name, []), raw["storage"]) for name in ("train", "val")
     }
     write_manifest(directory, raw)
     return directory
 
 
-def _write_split(directory: Path, name: str, shards: list[list[int]], dtype: np.dtype[Any]) -> dict[str, Any]:
+def _write_split(
+    directory: Path, name: str, shards: list[list[int]], storage: dict[str, Any]
+) -> dict[str, Any]:
+    hdf5 = {key: storage[key] for key in ("chunk_tokens", "compression") if key in storage}
     entries = []
     for index, tokens in enumerate(shards):
-        array = np.array(tokens, dtype=dtype)
-        file = f"{name}_{index:05d}.npy"
-        np.save(directory / file, array)
+        array = np.array(tokens, dtype=np.dtype(storage["dtype"]).newbyteorder("<"))
+        file = f"{name}_{index:05d}.{FORMATS[storage['format']][1]}"
+        if storage["format"] == "npy":
+            np.save(directory / file, array)
+        else:
+            write_hdf5_shard(directory / file, array, documents=1, **hdf5)
         digest = hashlib.sha256(array.tobytes()).hexdigest()
         entries.append({"file": file, "tokens": len(tokens), "documents": 1, "sha256": digest})
     total = sum(len(tokens) for tokens in shards)

@@ -21,12 +21,12 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.files import fsync_dir
+from harness.storage.manifest_schema import COMPRESSIONS
 
 if TYPE_CHECKING:
     import h5py
 
 CHUNK_TOKENS = 65_536
-COMPRESSIONS = ("none", "gzip", "lzf")
 GZIP_LEVEL = 4
 PAGE = 4096
 _ROW_CHUNK = 65_536  # elements of a compressed chunk of rows, about

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.storage.hdf5 import MmapTokenStore
 from harness.storage.manifest import load_manifest
 from harness.storage.npy import ShardedTokenDataset
 from harness.storage.tokens import TokenStore
 
-__all__ = ["ShardedTokenDataset", "TokenStore", "open_store"]
+__all__ = ["MmapTokenStore", "ShardedTokenDataset", "TokenStore", "open_store"]
 
-_STORES = {"npy": ShardedTokenDataset}
+_STORES = {"npy": ShardedTokenDataset, "hdf5": MmapTokenStore}
 
 
 def open_store(

@@ -65,7 +65,7 @@ class Descriptor:
             raise unreadable(path, OSError(f"it is {kind}, not a regular file"))
         self.identity = identity_of(status)
         if expected is not None and self.identity != expected:
-            raise _replaced(path, expected, self.identity)
+            raise replaced(path, expected, self.identity)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
@@ -97,7 +97,8 @@ def unreadable(path: Path, error: OSError) -> UserError:
     )
 
 
-def _replaced(path: Path, then: FileIdentity, now: FileIdentity) -> UserError:
+def replaced(path: Path, then: FileIdentity, now: FileIdentity) -> UserError:
+    """The error for a file that took the place of the one whose header was checked."""
     differing = ", ".join(
         f"{name} {was} then, {found} now"
         for name, was, found in zip(FileIdentity._fields, then, now, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,8 +9,9 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from harness.errors import UserError
-from harness.storage.io import Descriptor, FileIdentity, identity_of, unreadable
-from harness.storage.manifest import FORMATS, SPLITS, Manifest, Shard, load_manifest
+from harness.storage.io import Descriptor, unreadable
+from harness.storage.manifest import Manifest, Shard
+from harness.storage.opening import stream_manifest
 from harness.storage.tokens import Extent, TokenStore
 
 _MAGIC = b"\x93NUMPY"
@@ -27,29 +27,9 @@ class ShardedTokenDataset(TokenStore):
     def __init__(
         self, directory: Path | str, split: str, *, mmap: bool = True, prepare_command: str | None = None
     ) -> None:
-        if split not in SPLITS:
-            raise UserError(f"split={split!r} must be one of {', '.join(SPLITS)}: a set has no other")
-        before = _manifest_identity(Path(directory) / FORMATS["npy"][0])
-        manifest = load_manifest(directory, prepare_command=prepare_command)
-        extents = npy_extents(manifest, split)
-        _check_still_there(manifest, before)
+        with stream_manifest(directory, split, "npy", prepare_command) as manifest:
+            extents = npy_extents(manifest, split)
         super().__init__(manifest, split, extents, mmap=mmap)
-
-
-def _manifest_identity(path: Path) -> FileIdentity | None:
-    try:
-        return identity_of(os.stat(path))
-    except OSError:
-        return None
-
-
-def _check_still_there(manifest: Manifest, before: FileIdentity | None) -> None:
-    """Manifest and shards must be of one set, and another may have been put in its place between the two."""
-    if _manifest_identity(manifest.path) != before:
-        raise UserError(
-            f"{manifest.path} was replaced while the set was being opened: the shards may be another set's "
-            "than the digest names. Wait until the preparation has ended, then run the same command again"
-        )
 
 
 def npy_extents(manifest: Manifest, split: str) -> list[Extent]:
