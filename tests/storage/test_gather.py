@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +22,9 @@ from hypothesis import strategies as st
 from harness.errors import UserError
 from harness.storage import TokenStore, open_store
 from harness.storage.extents import Extent
-from harness.storage.io import FileIdentity, identity_of
-from harness.storage.manifest import load_manifest
+from harness.storage.io import HUGE_PAGE, FileIdentity, identity_of, places_for
+from harness.storage.manifest import load_manifest, write_manifest
+from harness.storage.mapped import Mapped
 from tests.helpers_sets import write_set
 
 EXAMPLE = {"train": [[10, 11, 12, 13], [14, 15, 16]], "val": [[1, 2]]}
@@ -130,3 +138,114 @@ def test_windows_of_scattered_extents_equal_those_of_the_stream(data: st.DataObj
                     assert inputs.tolist() == windows[:, :-1].tolist()
                     assert targets.tolist() == windows[:, 1:].tolist()
             store.close()
+
+
+_MANY_SHARDS = """
+import os, resource, sys
+import numpy as np
+import torch
+from harness.storage import open_store
+virtual = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+resource.setrlimit(resource.RLIMIT_AS, (virtual + 2**28, virtual + 2**28))
+store = open_store(sys.argv[1], "train")
+starts = np.random.default_rng(0).integers(0, 2990, (40, 32))
+for batch in starts:
+    inputs, targets = store.get_windows(batch, 10)
+    assert torch.equal(inputs, torch.from_numpy((batch[:, None] + np.arange(10)) % 257))
+    assert torch.equal(targets, torch.from_numpy((batch[:, None] + np.arange(1, 11)) % 257))
+mapped = open("/proc/self/maps").read().count(".npy")
+store.close()
+print(mapped, open("/proc/self/maps").read().count(".npy"), len(os.listdir("/dev/fd")))
+"""
+
+
+def run(script: str, *words: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", script, *words]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout + result.stderr
+
+
+def test_1000_shards_are_mapped_with_few_descriptors_and_addresses_and_let_go(tmp_path: Path) -> None:
+    write_set(tmp_path, {"train": (np.arange(3000).reshape(1000, 3) % 257).tolist()})
+    mapped, left, descriptors = map(int, run(_MANY_SHARDS, str(tmp_path)).split())
+    assert mapped > 600
+    assert left == 0
+    assert descriptors < 16
+
+
+_TOO_FEW_ADDRESSES = """
+import resource, sys
+import torch
+from harness.storage import open_store
+virtual = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (virtual + 2**28, virtual + 2**28))
+store = open_store(sys.argv[1], "train")
+for _ in range(2):
+    assert store.read_windows([2**29 - 2, 0], 4).tolist() == [[0, 7, 8, 0], [0, 0, 0, 0]]
+    assert store.get_batch(2**29 - 1, 1, 2)[1].tolist() == [[8, 0]]
+"""
+
+
+def test_without_address_space_for_the_set_it_is_read_at_positions(tmp_path: Path) -> None:
+    half = 2**29
+    for index, marked in enumerate([half - 1, 0]):
+        path = tmp_path / f"train_{index:05d}.npy"
+        header = np.lib.format.header_data_from_array_1_0(np.empty(0, "<u2")) | {"shape": (half,)}
+        with open(path, "wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            begin = file.tell()
+            file.truncate(begin + 2 * half)
+            file.seek(begin + 2 * marked)
+            file.write(bytes([7 + index, 0]))
+    entries = [{"file": f"train_{index:05d}.npy", "tokens": half} for index in range(2)]
+    raw = json.loads((write_set(tmp_path / "small", {}) / "metadata.json").read_text())
+    raw["splits"]["train"] = {"total_tokens": 2 * half, "shards": entries}
+    write_manifest(tmp_path, raw)
+    printed = run(_TOO_FEW_ADDRESSES, str(tmp_path))
+    assert f"{tmp_path} (2150 MB) cannot be mapped (Cannot allocate memory" in printed
+    assert printed.count("cannot be mapped") == 1
+
+
+def _misplaced(extents: Sequence[Extent], dtype: np.dtype[Any]) -> Mapped:
+    """A reader that wants its first file at an odd address, where no system maps it."""
+    reader = Mapped(extents, dtype)
+    reader._places[extents[0].path] += 1
+    return reader
+
+
+def test_a_file_that_cannot_be_mapped_is_read_at_positions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = open_store(write_set(tmp_path, EXAMPLE), "train")
+    store = TokenStore(usual.manifest, "train", usual._extents, open_reader=_misplaced)
+    for _ in range(2):
+        assert store.read_windows([4, 2, 0, 1], 3).tolist() == [
+            [14, 15, 16], [12, 13, 14], [10, 11, 12], [11, 12, 13],
+        ]  # fmt: skip
+    (record,) = caplog.records
+    assert f"{tmp_path / 'train_00000.npy'} cannot be mapped (Invalid argument" in record.getMessage()
+
+
+def test_a_mapping_lives_as_long_as_its_last_view(tmp_path: Path) -> None:
+    extents = open_store(write_set(tmp_path, EXAMPLE), "train")._extents
+    reader = Mapped(extents, np.dtype("<u2"))
+    views = [reader.slice(0, 1, 3), reader.slice(1, 0, 2)]
+    del reader
+    gc.collect()
+    assert [view.tolist() for view in views] == [[11, 12, 13], [14, 15]]
+    assert not any(view.flags.writeable for view in views)
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    del views
+    gc.collect()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+@given(st.lists(st.integers(1, 3 * HUGE_PAGE), min_size=1, max_size=8))
+def test_files_have_places_of_their_own_on_pages_and_large_ones_on_huge_pages(sizes: list[int]) -> None:
+    places, end = places_for(sizes)
+    for place, size, next_place in zip(places, sizes, [*places[1:], end], strict=True):
+        assert place % (HUGE_PAGE if size >= HUGE_PAGE else resource.getpagesize()) == 0
+        assert place + size <= next_place

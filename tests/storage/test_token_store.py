@@ -54,9 +54,7 @@ def test_worked_example(tmp_path: Path, mmap: bool) -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_read_equals_the_concatenated_shards(data: st.DataObject) -> None:
-    shards = data.draw(
-        st.lists(st.lists(st.integers(0, 256), min_size=1, max_size=9), min_size=1, max_size=6)
-    )
+    shards = data.draw(st.lists(st.lists(st.integers(0, 256), max_size=9), min_size=1, max_size=6))
     stream = np.concatenate([np.array(shard, np.uint16) for shard in shards])
     total = len(stream)
     start = data.draw(st.integers(0, total))
@@ -80,6 +78,15 @@ def test_windows_across_one_two_and_three_shards(tmp_path: Path, mmap: bool) -> 
     store = open_store(tmp_path, "train", mmap=mmap)
     windows = store.read_windows(np.array([0, 2, 3, 6, 0]), 4)
     assert windows.tolist() == [[0, 1, 2, 3], [2, 3, 4, 5], [3, 4, 5, 6], [6, 7, 8, 9], [0, 1, 2, 3]]
+
+
+def test_windows_cross_empty_and_one_token_shards(tmp_path: Path, mmap: bool) -> None:
+    write_set(tmp_path, {"train": [[], [0, 1], [], [2], [], [], [3, 4], []]})
+    store = open_store(tmp_path, "train", mmap=mmap)
+    for _ in range(2):
+        assert store.read_windows([0, 1, 2], 3).tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    assert store.get_batch(0, 2, 2)[1].tolist() == [[1, 2], [3, 4]]
+    store.prefetch([0, 1, 2], 3)
 
 
 def test_long_reads_are_exact_across_pieces_and_shards(tmp_path: Path, mmap: bool) -> None:
