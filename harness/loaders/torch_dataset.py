@@ -70,7 +70,7 @@ class SlidingWindowDataset(Dataset[Pair]):
         """The pairs of several windows by one read; a DataLoader asks for a batch with it."""
         starts = np.array([self._checked(index) for index in indices], np.int64) * self.stride
         inputs, targets = self._windows(starts)
-        return list(zip(inputs.contiguous().unbind(), targets.contiguous().unbind(), strict=True))
+        return list(zip(inputs.clone().unbind(), targets.clone().unbind(), strict=True))
 
     def _checked(self, index: int) -> int:
         number = operator.index(index)
@@ -199,7 +199,7 @@ class _Ids:
                 f"token ids must be one row of at least one integer, not {self._ids.dtype} of shape "
                 f"{self._ids.shape}"
             )
-        if self._ids.min() < 0:
+        if self._ids.dtype.kind == "i" and self._ids.min() < 0:
             raise UserError(f"token ids count from 0, but {self._ids.min()} is among them")
         self.total_tokens = len(self._ids)
 
@@ -212,9 +212,11 @@ def _smallest_array(ids: Sequence[int]) -> Array:
     """A list of ids as an array, by blocks, so that it takes no 8 bytes an id on the way."""
     blocks: list[Array] = [np.empty(0, np.uint8)]
     for start in range(0, len(ids), _BLOCK):
-        block = np.asarray(ids[start : start + _BLOCK])
-        if block.dtype.kind not in "iu":
-            return block
-        small = block.astype(np.min_scalar_type(block.max()))
-        blocks.append(small if block.min() >= 0 else block)
+        try:
+            block = np.asarray(ids[start : start + _BLOCK])
+        except ValueError as error:
+            raise UserError(f"token ids must be one row of integers: {error}") from error
+        if block.ndim != 1 or block.dtype.kind not in "iu":
+            return block  # to be refused
+        blocks.append(block if block.min() < 0 else block.astype(np.min_scalar_type(block.max())))
     return np.concatenate(blocks)

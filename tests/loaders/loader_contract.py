@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -170,3 +171,40 @@ def _refused(loader: Any, state: Any, message: str) -> None:
 def _started(loader: Any, epoch: int) -> Any:
     loader.start_epoch(epoch)
     return loader
+
+
+def check_processes_agree(makes: list[MakeLoader]) -> None:
+    """Fresh loaders in a forked and two spawned processes, all at once, and used ones in the forked one.
+
+    Each of `makes` must be picklable: a `functools.partial` of the class and an open store.
+    """
+    loaders = [make() for make in makes]
+    expected = [_epoch_bytes(make()) for make in makes]
+    for loader in loaders:
+        loader.next_batch()
+    running = []
+    for method in ("spawn", "spawn", "fork"):
+        context = multiprocessing.get_context(method)
+        ours, theirs = context.Pipe()
+        process = context.Process(  # type: ignore[attr-defined]
+            target=_send_epochs, args=(theirs, makes, loaders if method == "fork" else [])
+        )
+        process.start()
+        theirs.close()
+        running.append((process, ours))
+    for process, ours in running:
+        assert ours.poll(60)
+        fresh, used = ours.recv()
+        process.join(60)
+        assert process.exitcode == 0
+        assert fresh == expected
+        assert used in ([], [epoch[1:] for epoch in expected])
+    assert [_epoch_bytes(loader) for loader in loaders] == [epoch[1:] for epoch in expected]
+
+
+def _send_epochs(connection: Any, makes: list[MakeLoader], used: list[Any]) -> None:
+    connection.send(([_epoch_bytes(make()) for make in makes], [_epoch_bytes(loader) for loader in used]))
+
+
+def _epoch_bytes(loader: Any) -> list[tuple[bytes, bytes]]:
+    return [(b.inputs.numpy().tobytes(), b.targets.numpy().tobytes()) for b in batches(loader)]
