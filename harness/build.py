@@ -17,6 +17,7 @@ from harness.data_setup import Data
 from harness.device import make_autocast, peak_flops, set_numerics, should_compile
 from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
+from harness.objectives import LanguageModelling
 from harness.optim import make_optimizer
 from harness.run_dir import Status
 from harness.sample import make_sampler
@@ -65,11 +66,13 @@ def assemble(
 ) -> Run:
     """Everything the loop needs, in one place."""
     model, manifest = learner.model, data.train.manifest
+    compiled = should_compile(config.compile, device)
+    objective = LanguageModelling(torch.compile(model.loss) if compiled else model.loss)
     return Run(
         config=config,
         path=path,
         model=model,
-        loss=torch.compile(model.loss) if should_compile(config.compile, device) else model.loss,
+        objective=objective,
         optimizer=learner.optimizer,
         loader=loader,
         validation=data.validation,
@@ -79,7 +82,11 @@ def assemble(
         cursor=loader.state_dict(),
         identity=_identity(path, data, saved),
         log=StepLog(
-            MetricsFile(path / "metrics.jsonl"), tracker, status, flops_per_token(model), peak_flops(device)
+            MetricsFile(path / "metrics.jsonl"),
+            tracker,
+            status,
+            round(objective.flops * flops_per_token(model)),
+            peak_flops(device),
         ),
         status=status,
         sample=make_sampler(model, manifest, seed=config.seed),

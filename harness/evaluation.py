@@ -6,15 +6,16 @@ Nothing here draws a random number or moves a training stream: dropout is off, t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from harness.model import IGNORE
+from harness.objectives import LanguageModelling, Objective, target_counts
 
 if TYPE_CHECKING:
     from harness.model import GPT
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`loss` in nats a target token; `bits_per_byte` None where the manifest does not count bytes."""
+    """`loss` in nats a target token; `bits_per_byte` None where the manifest does not count bytes.
+
+    `metrics`: what the objective gives beside the loss.
+    """
 
     loss: float
     tokens: int
     bits_per_byte: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def bits_per_byte(loss: float, store: TokenStore) -> float | None:
@@ -47,29 +52,43 @@ def evaluate(
     batch_size: int,
     seq_len: int,
     autocast: Callable[[], AbstractContextManager[object]],
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    objective: Objective | None = None,
 ) -> Evaluation:
     """Mean loss over the first `tokens` targets of a split (None: all of them), in rows of `seq_len`.
 
     The same targets count whatever `batch_size` and `seq_len` are; the last row is padded on the right.
-    `loss` is the model's own or its compiled form. The model is left in the mode it was in.
+    `objective` None is the mean of the model's own loss. The model is left in the mode it was in.
     """
-    count = min(tokens or store.total_tokens, store.total_tokens - 1)
+    objective = objective or LanguageModelling(model.loss)
     device = next(model.parameters()).device
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    totals: dict[str, Tensor] = {}
+    weight = count = 0
     training = model.training
     model.eval()
     try:
-        for start in range(0, count, batch_size * seq_len):
-            inputs, targets = _rows(
-                store, start, min(batch_size * seq_len, count - start), batch_size, seq_len
-            )
+        for inputs, targets in _stream_batches(store, tokens, batch_size, seq_len):
+            counts = target_counts(targets)
+            count += int(counts.sum())
+            weight += objective.weight(counts)
             with autocast():
-                total += (loss or model.loss)(inputs.to(device), targets.to(device)).double()
+                sums = objective.sums(inputs.to(device), targets.to(device))
+            for name, value in sums.items():
+                totals[name] = totals.get(name, 0.0) + value.double()
     finally:
         model.train(training)
-    mean = total.item() / count
-    return Evaluation(mean, count, bits_per_byte(mean, store))
+    means = {name: total.item() / weight for name, total in totals.items()}
+    loss = means.pop("loss")
+    return Evaluation(loss, count, bits_per_byte(loss, store), means)
+
+
+def _stream_batches(
+    store: TokenStore, tokens: int | None, batch_size: int, seq_len: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first `tokens` targets of a stream in file order."""
+    count = min(tokens or store.total_tokens, store.total_tokens - 1)
+    size = batch_size * seq_len
+    for start in range(0, count, size):
+        yield _rows(store, start, min(size, count - start), batch_size, seq_len)
 
 
 def _rows(store: TokenStore, start: int, count: int, batch_size: int, seq_len: int) -> tuple[Tensor, Tensor]:

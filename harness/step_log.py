@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from harness.evaluation import Evaluation
     from harness.run_dir import Status
     from harness.tracking import Tracker
@@ -39,7 +41,7 @@ class StepLog:
 
     def begin(self, step: int, budget: int, elapsed_s: float) -> None:
         """Start the clocks at `step` of `budget`, `elapsed_s` into the run."""
-        self.budget, self.has_warned = budget, False
+        self.budget, self.said = budget, set[str]()
         self.started = self.interval_started = time.perf_counter()
         self.elapsed_before, self.paused_s = elapsed_s, 0.0
         self.interval_step, self.waits_s = step, 0.0
@@ -61,7 +63,7 @@ class StepLog:
             self.interval_started += spent
 
     def step(self, progress: Progress, position: int, values: dict[str, Any]) -> None:
-        """Write the row of a logged step. `values`: loss, lr, grad_norm, on request batch_sha256."""
+        """Write the row of a logged step. `values`: the objective's metrics, lr, grad_norm, ...."""
         steps = progress.step - self.interval_step
         seconds = time.perf_counter() - self.interval_started
         per_step = progress.tokens // progress.step
@@ -80,14 +82,35 @@ class StepLog:
             row["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
         self._write(row)
         log.info("%s", self._line(row, seconds / steps))
-        if not math.isfinite(row["loss"]) and not self.has_warned:
-            self.has_warned = True
-            log.warning(
-                "the loss is %s at step %d, position %d: nothing is learnt from here on. Stop, and resume an "
-                "earlier checkpoint with a smaller optimizer.lr, or with trainer.grad_clip=1.0",
-                row["loss"], row["step"], position,
-            )  # fmt: skip
+        if not math.isfinite(row["loss"]):
+            self._warn_once(
+                "loss",
+                f"the loss is {row['loss']} at step {row['step']}, position {position}: nothing is learnt "
+                "from here on. Stop, and resume an earlier checkpoint with a smaller optimizer.lr, or with "
+                "trainer.grad_clip=1.0",
+            )
         self.interval_started, self.interval_step, self.waits_s = time.perf_counter(), progress.step, 0.0
+
+    def targets(self, step: int, counts: Tensor) -> None:
+        """Say once what teaches nothing; `counts`: the targets of each row of a batch, int64 `(n,)`."""
+        empty = int((counts == 0).sum())
+        if empty == len(counts):
+            self._warn_once(
+                "batch",
+                f"step {step}: the batch has no target, all of it is padding or masked "
+                "(loader.mask_boundary): the step changes nothing. This is said once",
+            )
+        elif empty:
+            self._warn_once(
+                "row",
+                f"step {step}: {empty} of the batch's {len(counts)} sequences have no target, all of them is "
+                "padding or masked (loader.mask_boundary): they teach nothing. This is said once",
+            )
+
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self.said:
+            self.said.add(about)
+            log.warning("%s", message)
 
     def evaluation(self, progress: Progress, position: int, result: Evaluation) -> None:
         """Write the row of an evaluation."""
@@ -97,6 +120,7 @@ class StepLog:
             "tokens": progress.tokens,
             "val_loss": result.loss,
             "val_bits_per_byte": result.bits_per_byte,
+            **{f"val_{name}": value for name, value in result.metrics.items()},
             "position": position,
         }
         self._write(row)

@@ -24,7 +24,7 @@ from harness.commands import shown
 from harness.config import TrainConfig, total_steps
 from harness.config_record import to_dict
 from harness.evaluation import Evaluation, evaluate
-from harness.model import IGNORE
+from harness.objectives import Objective, target_counts
 from harness.optim import lr_at
 from harness.step_log import StepLog
 
@@ -60,7 +60,7 @@ class Run:
     config: TrainConfig
     path: Path
     model: GPT
-    loss: Callable[[Tensor, Tensor], Tensor]
+    objective: Objective
     optimizer: torch.optim.Optimizer
     loader: Loader
     validation: TokenStore
@@ -85,14 +85,15 @@ def train(run: Run, stop: StopRequest) -> bool:
     while progress.step < budget and stop.name is None:
         batch, waited = next_batch(run)
         lr = lr_at(progress.step + 1, config.optimizer.lr, config.schedule, schedule_steps)
-        loss, grad_norm = train_step(run, batch, lr, micro)
+        metrics, grad_norm = train_step(run, batch, lr, micro)
         progress.step += 1
-        progress.tokens += batch.inputs.numel()
+        progress.tokens += config.loader.batch_size * config.loader.seq_len
         run.cursor = batch.cursor
         last = progress.step == budget
         run.log.waited(waited)
         if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
-            row: dict[str, Any] = {"loss": loss.item(), "lr": lr, "grad_norm": grad_norm.item()}
+            row: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
+            row |= {"lr": lr, "grad_norm": grad_norm.item()}
             if config.trainer.log_batch_hash:
                 row["batch_sha256"] = batch_sha256(batch)
             run.log.step(progress, run.cursor["position"], row)
@@ -119,28 +120,34 @@ def next_batch(run: Run) -> tuple[Batch, float]:
     return batch, time.perf_counter() - start
 
 
-def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[Tensor, Tensor]:
-    """One optimizer step over a global batch in micro-batches; returns loss and gradient norm, on the device.
+def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[dict[str, Tensor], Tensor]:
+    """One optimizer step over a global batch in micro-batches: metrics and gradient norm, on the device.
 
-    The loss is summed over targets and divided once by the batch's number of them, so any split into
-    micro-batches gives the gradient of the whole batch.
+    The objective is summed and divided once by the whole batch's weight, so any split into micro-batches
+    gives the gradient of the whole batch. A batch without a target has loss 0 and changes nothing: a step
+    with its zero gradient would still decay the weights and follow old momentum.
     """
     for group in run.optimizer.param_groups:
         group["lr"] = lr
-    count = max(1, int((batch.targets != IGNORE).sum()))
-    total = torch.zeros((), device=run.device)
-    for start in range(0, len(batch.inputs), micro):
-        inputs = batch.inputs[start : start + micro].to(run.device, non_blocking=True)
-        targets = batch.targets[start : start + micro].to(run.device, non_blocking=True)
+    counts = target_counts(batch.targets)
+    has_targets = bool(counts.any())
+    run.log.targets(run.progress.step + 1, counts)
+    weight = max(1, run.objective.weight(counts))
+    totals: dict[str, Tensor] = {}
+    for inputs, targets in run.objective.split(batch.inputs, batch.targets, micro):
+        inputs = inputs.to(run.device, non_blocking=True)
+        targets = targets.to(run.device, non_blocking=True)
         with run.autocast():
-            loss = run.loss(inputs, targets) / count
-        loss.backward()
-        total += loss.detach()
+            metrics = {name: value / weight for name, value in run.objective.sums(inputs, targets).items()}
+        metrics["loss"].backward()
+        for name, value in metrics.items():
+            totals[name] = totals.get(name, 0.0) + value.detach()
     limit = run.config.trainer.grad_clip or float("inf")
     grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
-    run.optimizer.step()
+    if has_targets:
+        run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
-    return total, grad_norm
+    return totals, grad_norm
 
 
 def batch_sha256(batch: Batch) -> str:
@@ -173,7 +180,7 @@ def run_evaluation(run: Run) -> Evaluation:
             batch_size=config.trainer.micro_batch_size or config.loader.batch_size,
             seq_len=config.loader.seq_len,
             autocast=run.autocast,
-            loss=run.loss,
+            objective=run.objective,
         )
         # A checkpoint says null where the loss is no number; the row in metrics.jsonl says which.
         progress.val_loss = result.loss if math.isfinite(result.loss) else None
