@@ -132,11 +132,11 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 CHILD = """
 import os, signal, sys
 from harness.config import PrepareScriptConfig
-from harness.config_groups import DataConfig, JsonlCorpusConfig, PrepareConfig
+from harness.config_groups import GROUPS, DataConfig, PrepareConfig
 from harness.prepare import chunks, pipeline, prepare
 
 def main():
-    source, target, workers, overwrite, kill_at = sys.argv[1:]
+    source, target, workers, overwrite, kill_at, tokenizer = sys.argv[1:]
     chunks.CHUNK_BYTES, pipeline.JOURNAL_SECONDS = 2000, 0.0
     events = 0
 
@@ -154,7 +154,8 @@ def main():
         counted(name)
     summary = prepare(PrepareScriptConfig(
         data=DataConfig(path=target),
-        corpus=JsonlCorpusConfig(path=source),
+        corpus=GROUPS["corpus"]["parquet" if source.endswith(".parquet") else "jsonl"](path=source),
+        tokenizer=GROUPS["tokenizer"][tokenizer](),
         prepare=PrepareConfig(
             shard_tokens=3000, val_fraction=0.2, workers=int(workers), overwrite=overwrite == "yes"),
     ))
@@ -166,16 +167,22 @@ if __name__ == "__main__":
 
 
 def start_child(
-    source: Path, target: Path, *, workers: int = 1, overwrite: bool = False, kill_at: int = 0
+    source: Path,
+    target: Path,
+    *,
+    workers: int = 1,
+    overwrite: bool = False,
+    kill_at: int = 0,
+    tokenizer: str = "byte",
 ) -> subprocess.Popen[str]:
     """A process that prepares in chunks of 2000 bytes, with a journal after each; it kills itself
     with SIGKILL just before its `kill_at`-th fsync, rename, replace or unlink."""
     script = target.parent / "child.py"
     if not script.exists():
         script.write_text(CHILD)
-    arguments = [str(source), str(target), str(workers), "yes" if overwrite else "no", str(kill_at)]
+    words = [str(source), str(target), str(workers), "yes" if overwrite else "no", str(kill_at), tokenizer]
     return subprocess.Popen(
-        [sys.executable, str(script), *arguments],
+        [sys.executable, str(script), *words],
         env={"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PATH": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from harness.config_groups import CorpusConfig, JsonlCorpusConfig
+from harness.config_groups import CorpusConfig, JsonlCorpusConfig, ParquetCorpusConfig
 from harness.errors import UserError
 from harness.prepare.corpora import SourceFile, separator_of
 
@@ -96,6 +96,10 @@ def stream_chunks(config: CorpusConfig, files: list[SourceFile]) -> Iterator[Chu
                 yield from _compressed_chunks(index, file)
             else:
                 yield from _line_ranges(index, file)
+    elif isinstance(config, ParquetCorpusConfig):
+        from harness.prepare.parquet import parquet_chunks  # which needs the chunks defined here
+
+        yield from parquet_chunks(files, config.field)
     else:
         yield from _text_chunks(files, separator_of(config))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from harness.config_groups import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
+from harness.config_groups import CorpusConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.escapes import unescape
 from harness.files import irregular
@@ -49,6 +49,8 @@ def list_files(config: CorpusConfig) -> list[SourceFile]:
     elif isinstance(config, JsonlCorpusConfig):
         wanted = f" ending in {', '.join(JSONL_SUFFIXES)}"
         files = _given_files(config.path, lambda name: name.endswith(JSONL_SUFFIXES), wanted)
+    elif isinstance(config, ParquetCorpusConfig):
+        files = _given_files(config.path, lambda name: name.endswith(".parquet"), " ending in .parquet")
     else:
         files = list(_stdlib_files())
     if sum(file.size for file in files) == 0:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.config_groups import CorpusConfig, JsonlCorpusConfig, TextCorpusConfig
+from harness.config_groups import CorpusConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
 from harness.files import sha256_file, write_json
 from harness.prepare import workplace
 from harness.prepare.job import Job, State, preparation_settings, versions
@@ -21,7 +21,7 @@ from harness.storage.manifest import write_manifest
 
 def configured_path(corpus: CorpusConfig) -> str | list[str] | None:
     """The corpus' own path or paths as configured, made absolute; None for the embedded corpus."""
-    if not isinstance(corpus, TextCorpusConfig | JsonlCorpusConfig):
+    if not isinstance(corpus, TextCorpusConfig | JsonlCorpusConfig | ParquetCorpusConfig):
         return None
     path = corpus.path
     return os.path.abspath(path) if isinstance(path, str) else [os.path.abspath(one) for one in path]
