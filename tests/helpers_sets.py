@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from harness.prepare.hdf5_writer import write_hdf5_shard
+from harness.prepare.hdf5_writer import write_hdf5_rows, write_hdf5_shard
 from harness.storage.manifest import FORMATS, write_manifest
+from harness.storage.manifest_schema import SIDES, SPLITS
+
+# Rows and their mask, `(n, W)` each: one shard.
+RowShard = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 def write_set(directory: Path | str, splits: dict[str, list[list[int]]], **manifest_overrides: Any) -> Path:
@@ -21,19 +25,93 @@ def write_set(directory: Path | str, splits: dict[str, list[list[int]]], **manif
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    raw: dict[str, Any] = {
-        "format_version": 2,
-        "storage": {"format": "npy", "dtype": "uint16", "layout": "stream"},
-        "tokenizer": {"name": "byte", "vocab_size": 257, "boundary_token_id": 0, "sha256": None},
-        "preparation": {"corpus": "test"},
-    }
-    for key, value in manifest_overrides.items():
-        raw[key] = raw[key] | value if isinstance(value, dict) and key in raw else value
+    raw = _raw_manifest({"format": "npy", "layout": "stream"}, manifest_overrides)
     raw["splits"] = {
         name: _write_split(directory, name, splits.get(name, []), raw["storage"]) for name in ("train", "val")
     }
     write_manifest(directory, raw)
     return directory
+
+
+def write_rows(
+    directory: Path | str,
+    splits: dict[str, list[RowShard]],
+    *,
+    storage: str = "npy",
+    compression: str = "none",
+    **manifest_overrides: Any,
+) -> Path:
+    """Write a valid set of padded rows, or of contrastive rows where `splits` names `train.pos` and the like.
+
+    All rows of one side have one width. A split that is not given is empty. Else as `write_set`.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    sides = sorted({name.partition(".")[2] for name in splits})
+    widths = {
+        side: next(shards for name, shards in splits.items() if name.endswith(side))[0][0].shape[1]
+        for side in sides
+    }
+    info: dict[str, Any] = {"format": storage, "layout": "rows" if sides == [""] else "contrastive"}
+    info["row_width"] = widths[""] if sides == [""] else widths
+    if storage == "hdf5":
+        info["compression"] = compression
+    raw = _raw_manifest(info, manifest_overrides)
+
+    def split(name: str) -> dict[str, Any]:
+        return _write_row_split(directory, name, splits.get(name, []), storage, compression)
+
+    if sides == [""]:
+        raw["splits"] = {name: split(name) for name in SPLITS}
+    else:
+        raw["splits"] = {name: {side: split(f"{name}.{side}") for side in SIDES} for name in SPLITS}
+    write_manifest(directory, raw)
+    return directory
+
+
+def _raw_manifest(storage: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    raw: dict[str, Any] = {
+        "format_version": 2,
+        "storage": {"dtype": "uint16"} | storage,
+        "tokenizer": {"name": "byte", "vocab_size": 257, "boundary_token_id": 0, "sha256": None},
+        "preparation": {"corpus": "test"},
+    }
+    for key, value in overrides.items():
+        raw[key] = raw[key] | value if isinstance(value, dict) and key in raw else value
+    return raw
+
+
+def _write_row_split(
+    directory: Path, name: str, shards: list[RowShard], storage: str, compression: str
+) -> dict[str, Any]:
+    entries = []
+    for index, (rows, mask) in enumerate(shards):
+        stem = f"{name.replace('.', '_')}_{index:05d}"
+        file = f"{stem}.{FORMATS[storage][1]}"
+        entry: dict[str, Any] = {
+            "file": file,
+            "rows": len(rows),
+            "tokens": int(mask.sum()),
+            "documents": len(rows),
+        }
+        if storage == "npy":
+            entry["mask_file"] = f"{stem}.mask.npy"
+            np.save(directory / file, rows)
+            np.save(directory / entry["mask_file"], mask)
+            entry["sha256"], entry["mask_sha256"] = (
+                hashlib.sha256(a.tobytes()).hexdigest() for a in (rows, mask)
+            )
+        else:
+            entry["sha256"], entry["mask_sha256"] = write_hdf5_rows(
+                directory / file, rows, mask, compression=compression
+            )
+        entries.append(entry)
+    return {
+        "total_tokens": sum(entry["tokens"] for entry in entries),
+        "documents": sum(entry["documents"] for entry in entries),
+        "bytes": sum(entry["tokens"] for entry in entries),
+        "shards": entries,
+    }
 
 
 def _write_split(
@@ -52,3 +130,11 @@ def _write_split(
         entries.append({"file": file, "tokens": len(tokens), "documents": 1, "sha256": digest})
     total = sum(len(tokens) for tokens in shards)
     return {"total_tokens": total, "documents": len(shards), "bytes": total, "shards": entries}
+
+
+def random_rows(count: int, width: int, *, seed: int, vocab_size: int = 257) -> RowShard:
+    """A shard of rows of different lengths, padded with 0 on the right; some are full, some all padding."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, width + 1, count)
+    mask = np.arange(width) < lengths[:, None]
+    return np.where(mask, random.integers(1, vocab_size, (count, width)), 0).astype("<u2"), mask

@@ -5,19 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from harness.config_groups import LoaderConfig, SeededLoaderConfig, SlidingWindowConfig
+from harness.config import layout
+from harness.config_groups import (
+    ContrastiveRowsConfig,
+    LoaderConfig,
+    PaddedRowsConfig,
+    SeededLoaderConfig,
+    SlidingWindowConfig,
+)
 from harness.loaders.batch import Batch, Loader
+from harness.loaders.contrastive_rows import ContrastivePaddedDataset
+from harness.loaders.padded_rows import PaddedDataset
 from harness.loaders.prefetch import Prefetcher
 from harness.loaders.sequential import TokenDataLoader
 from harness.loaders.sliding_window import SlidingWindowLoader
-from harness.storage import TokenStore
+from harness.storage import PairStore, RowStore, Store, TokenStore
+from harness.storage.opening import wrong_layout
 
 if TYPE_CHECKING:
     from harness.loaders.torch_dataset import SlidingWindowDataset, make_dataloader
 
 __all__ = [
     "Batch",
+    "ContrastivePaddedDataset",
     "Loader",
+    "PaddedDataset",
     "Prefetcher",
     "SlidingWindowDataset",
     "SlidingWindowLoader",
@@ -51,6 +63,14 @@ def _sliding_window(config: SlidingWindowConfig, store: TokenStore, **ranks: int
     )  # fmt: skip
 
 
+def _padded_rows(config: PaddedRowsConfig, store: RowStore, **ranks: int) -> Loader:
+    return PaddedDataset(store, config.batch_size, config.seq_len, **_seeded(config), **ranks)
+
+
+def _contrastive_rows(config: ContrastiveRowsConfig, store: PairStore, **ranks: int) -> Loader:
+    return ContrastivePaddedDataset(store, config.batch_size, config.seq_len, **_seeded(config), **ranks)
+
+
 def _seeded(config: SeededLoaderConfig) -> dict[str, Any]:
     """What every `SampledLoader` takes of its configuration, sizes apart."""
     return {
@@ -63,12 +83,17 @@ def _seeded(config: SeededLoaderConfig) -> dict[str, Any]:
 LOADERS: dict[str, Callable[..., Loader]] = {
     "sequential": _sequential,
     "sliding_window": _sliding_window,
+    "padded_rows": _padded_rows,
+    "contrastive_rows": _contrastive_rows,
 }
 
 
-def make_loader(config: LoaderConfig, store: TokenStore, *, rank: int = 0, world_size: int = 1) -> Prefetcher:
+def make_loader(config: LoaderConfig, store: Store, *, rank: int = 0, world_size: int = 1) -> Prefetcher:
     """The loader that `config.name` names, read `config.prefetch` batches ahead.
 
-    Raises `UserError` where the split is too small for one batch or the ranks cannot share it evenly.
+    Raises `UserError` where the set is laid out for another loader, and where the split is too small for one
+    batch or the ranks cannot share it evenly.
     """
+    if store.manifest.storage.layout != layout(config):
+        raise wrong_layout(store.manifest, f"loader={config.name}", layout(config))
     return Prefetcher(LOADERS[config.name](config, store, rank=rank, world_size=world_size), config.prefetch)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
 
 from harness.errors import UserError
-from harness.storage.io import Descriptor, unreadable
+from harness.storage.io import Descriptor, FileIdentity, unreadable
 from harness.storage.manifest import Manifest, Shard
 from harness.storage.opening import stream_manifest
 from harness.storage.tokens import Extent, TokenStore
@@ -39,12 +40,21 @@ def npy_extents(manifest: Manifest, split: str) -> list[Extent]:
 
 def _extent(manifest: Manifest, shard: Shard) -> Extent:
     path = manifest.directory / shard.file
-    dtype = manifest.storage.dtype
+    file, offset = checked_npy(path, (shard.tokens,), manifest.storage.dtype)
+    return Extent(path, offset, shard.tokens, file)
+
+
+def checked_npy(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[FileIdentity, int]:
+    """Which file it is and at which byte its array begins, header and size compared with `shape` and `dtype`.
+
+    `shape` has one dimension of tokens, or two of rows one after another. `UserError` where the file is
+    missing or anything else than that.
+    """
     descriptor = Descriptor(path)
     size = descriptor.identity.size
     try:
         with open(descriptor.fd, "rb", closefd=False) as file:
-            shape, _, found = _header(path, file)
+            found_shape, by_columns, found = _header(path, file)
             offset = file.tell()
     except OSError as error:
         raise unreadable(path, error) from error
@@ -52,14 +62,24 @@ def _extent(manifest: Manifest, shard: Shard) -> Extent:
         raise _damaged(path, f"holds big-endian {found.str}, expected little-endian {dtype.str}")
     if found != dtype:
         raise _damaged(path, f"holds {found.str}, but the manifest says {dtype.name} ({dtype.str})")
-    if len(shape) != 1:
-        raise _damaged(path, f"has the shape {shape}, expected one dimension of {shard.tokens} tokens")
-    if shape[0] != shard.tokens:
-        raise _damaged(path, f"holds {shape[0]} tokens, but the manifest says {shard.tokens}")
-    expected = offset + shard.tokens * dtype.itemsize
+    _check_shape(path, found_shape, shape)
+    if by_columns and len(shape) > 1:
+        raise _damaged(path, "is stored column by column (fortran_order), expected row by row")
+    expected = offset + math.prod(shape) * dtype.itemsize
     if size != expected:
         raise _damaged(path, f"is {size} bytes long, but header and tokens take {expected}")
-    return Extent(path, offset, shard.tokens, descriptor.identity)
+    return descriptor.identity, offset
+
+
+def _check_shape(path: Path, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    if len(found) != len(shape):
+        expected = (
+            f"one dimension of {shape[0]} tokens" if len(shape) == 1 else f"{shape[0]} rows of {shape[1]}"
+        )
+        raise _damaged(path, f"has the shape {found}, expected {expected}")
+    if found != shape:
+        was, said = (f"{s[0]} tokens" if len(s) == 1 else f"{s[0]} rows of {s[1]}" for s in (found, shape))
+        raise _damaged(path, f"holds {was}, but the manifest says {said}")
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:

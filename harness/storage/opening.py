@@ -11,41 +11,77 @@ from harness.errors import UserError
 from harness.storage.io import FileIdentity, identity_of
 from harness.storage.manifest import FORMATS, SPLITS, Manifest, load_manifest
 
+# storage.layout -> (a loader that reads it, what it holds)
+_LAYOUTS = {
+    "stream": ("sequential", "a stream of tokens"),
+    "rows": ("padded_rows", "padded rows"),
+    "contrastive": ("contrastive_rows", "pairs of padded rows"),
+}
+
 
 @contextmanager
-def stream_manifest(
-    directory: Path | str, split: str, storage_format: str, prepare_command: str | None
-) -> Iterator[Manifest]:
-    """The manifest of a token stream of this format; inside, its shards are checked.
+def open_manifest(directory: Path | str, prepare_command: str | None) -> Iterator[Manifest]:
+    """The manifest of a set; inside, its shards are checked.
 
-    Raises `UserError` for another split, format or layout, and at the end where the manifest was replaced in
-    the meantime: then the shards that were looked at may be another set's.
+    Raises `UserError` at the end where the manifest was replaced in the meantime: then the shards that were
+    looked at may be another set's.
     """
-    if split not in SPLITS:
-        raise UserError(f"split={split!r} must be one of {', '.join(SPLITS)}: a set has no other")
-    before = _identity(Path(directory) / FORMATS[storage_format][0])
+    before = _identities(directory)
     manifest = load_manifest(directory, prepare_command=prepare_command)
-    storage = manifest.storage
-    if storage.format != storage_format:
-        raise UserError(
-            f"{manifest.path} is a set of the format {storage.format}, expected {storage_format}: its shards "
-            f"are other files. Use data={storage.format}, or harness.storage.open_store, which reads both"
-        )
-    if storage.layout != "stream":
-        raise UserError(
-            f"{manifest.path} has the layout {storage.layout!r}, expected 'stream': padded rows are no "
-            "stream of tokens. Use loader=padded_rows or contrastive_rows, or set data.path to a stream"
-        )
     yield manifest
-    if _identity(manifest.path) != before:
+    if _identities(directory) != before:
         raise UserError(
             f"{manifest.path} was replaced while the set was being opened: the shards may be another set's "
             "than the digest names. Wait until the preparation has ended, then run the same command again"
         )
 
 
-def _identity(path: Path) -> FileIdentity | None:
-    try:
-        return identity_of(os.stat(path))
-    except OSError:
-        return None
+@contextmanager
+def stream_manifest(
+    directory: Path | str, split: str, storage_format: str, prepare_command: str | None
+) -> Iterator[Manifest]:
+    """As `open_manifest`, of a token stream of this format: `UserError` for another format or layout."""
+    if split not in SPLITS:
+        raise UserError(f"split={split!r} must be one of {', '.join(SPLITS)}: a set has no other")
+    with open_manifest(directory, prepare_command) as manifest:
+        storage = manifest.storage
+        if storage.format != storage_format:
+            raise UserError(
+                f"{manifest.path} is a set of the format {storage.format}, expected {storage_format}: its "
+                f"shards are other files. Use data={storage.format}, or harness.storage.open_store, which "
+                "reads both"
+            )
+        if storage.layout != "stream":
+            raise wrong_layout(manifest, "a token store", "stream")
+        yield manifest
+
+
+def wrong_layout(manifest: Manifest, asker: str, layout: str) -> UserError:
+    """The error where `asker` (`loader=padded_rows`) reads sets of another `layout` than this one has."""
+    loader, words = _LAYOUTS[layout]
+    found = manifest.storage.layout
+    return UserError(
+        f"{asker} reads {words} (storage.layout={layout}), but {manifest.path} holds {_LAYOUTS[found][1]} "
+        f"(storage.layout={found}), which are other files with other samples. Point data.path at a set of "
+        f"that layout, or prepare one in a folder of its own: {prepare_words(manifest, loader)}"
+    )
+
+
+def prepare_words(manifest: Manifest, loader: str) -> str:
+    """The form of the command that prepares the same text for another `loader`."""
+    corpus = manifest.preparation.get("corpus", "...")
+    return (
+        f"python scripts/prepare_data.py data={manifest.storage.format} corpus={corpus} "
+        f"tokenizer={manifest.tokenizer.name} loader={loader}"
+    )
+
+
+def _identities(directory: Path | str) -> list[FileIdentity | None]:
+    """Which files the manifests of a folder are, by format; None for one that is not there."""
+    found: list[FileIdentity | None] = []
+    for name, _ in FORMATS.values():
+        try:
+            found.append(identity_of(os.stat(Path(directory) / name)))
+        except OSError:
+            found.append(None)
+    return found

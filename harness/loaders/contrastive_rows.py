@@ -1,0 +1,64 @@
+"""Pairs of padded rows, one preferred to the other, in a seeded order of the pairs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from harness.loaders.batch import IGNORE, check_sizes
+from harness.loaders.padded_rows import Array, check_width, inputs_and_targets
+from harness.loaders.permutation import Ids
+from harness.loaders.sampled import SampledLoader
+from harness.storage.rows import PairStore, RowStore
+
+
+class ContrastivePaddedDataset(SampledLoader):
+    """Pairs of the set, each once an epoch. `batch_size` counts pairs, so a batch has twice as many rows.
+
+    `inputs` and `targets` are int64 `(2 * batch_size, seq_len)`: the `pos` rows, then the `neg` rows of the
+    same pairs in the same order, each as in `PaddedDataset`. Where one side has fewer columns than
+    `seq_len + 1`, its rows are padded on the right with the boundary token (0 where there is none) and
+    targets of -100. Raises `UserError` where both have fewer; else as `SampledLoader`, ranks sharing pairs.
+    """
+
+    strategy = "contrastive_rows"
+    sample_words = "pairs"
+
+    def __init__(self, store: PairStore, batch_size: int, seq_len: int, **options: Any) -> None:
+        check_sizes(batch_size, seq_len)
+        check_width(store.manifest, self.strategy, store.row_width, seq_len)
+        self._data = store
+        self._padding = store.manifest.tokenizer.boundary_token_id or 0
+        super().__init__(store, store.total_rows, batch_size, seq_len, **options)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """As of `PaddedDataset`, of both rows of each pair."""
+        return 2 * super().dropped_tokens
+
+    @cached_property
+    def lost_tokens(self) -> int:
+        """As of `PaddedDataset`, of both sides."""
+        return sum(side.count_tokens(self.seq_len + 1) for side in (self._data.pos, self._data.neg))
+
+    @property
+    def skipped_tokens(self) -> int:
+        """As `lost_tokens`: no epoch reads them."""
+        return self.lost_tokens
+
+    def _read(self, ids: Ids) -> tuple[Any, Any]:
+        inputs = np.full((2 * len(ids), self.seq_len), self._padding, np.int64)
+        targets = np.full((2 * len(ids), self.seq_len), IGNORE, np.int64)
+        for side, first in ((self._data.pos, 0), (self._data.neg, len(ids))):
+            self._fill(side, ids, inputs[first : first + len(ids)], targets[first : first + len(ids)])
+        return inputs, targets
+
+    def _fill(self, side: RowStore, ids: Ids, inputs: Array, targets: Array) -> None:
+        """The rows of one side into the first columns of `inputs` and `targets`."""
+        columns = min(self.seq_len, side.row_width - 1)
+        inputs[:, :columns], targets[:, :columns] = inputs_and_targets(side, ids, columns)
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"row_width": self._data.row_width}
