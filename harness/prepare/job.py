@@ -12,7 +12,7 @@ from typing import Any
 
 import harness
 from harness.config import PrepareScriptConfig, TrainConfig, layout, row_width
-from harness.config_groups import JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
+from harness.config_groups import Hdf5DataConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.escapes import escape
 from harness.prepare import chunks
@@ -21,10 +21,12 @@ from harness.prepare.corpora import SourceFile, separator_of
 from harness.prepare.documents import Encoded, Rules
 from harness.prepare.pool import default_workers
 from harness.prepare.reading import MAX_PLACES
+from harness.prepare.seal import storage_section
 from harness.prepare.tokenizers import Tokenizer
+from harness.storage.manifest_schema import StorageInfo
 
 SMALL_CORPUS_BYTES = 64 << 20  # below it, starting processes costs more than they save
-JOURNAL_VERSION = 1  # of State and the writers' states
+JOURNAL_VERSION = 2  # of State and the writers' states
 Report = Callable[[str], object]
 PrepareLike = PrepareScriptConfig | TrainConfig
 
@@ -44,6 +46,7 @@ class State:
     truncated_documents: int = 0
     bad_documents: int = 0
     skipped_windows: int = 0
+    padding: int = 0  # of pairs
     places: list[str] = field(default_factory=list)
 
     def absorb(self, chunk: Chunk, encoded: Encoded, files: list[SourceFile]) -> None:
@@ -70,6 +73,7 @@ class State:
         for part in encoded.pairs.values():
             self.truncated_documents += part.truncated
             self.skipped_windows += part.skipped
+            self.padding += part.padding
         self.bad_documents += encoded.bad_documents
 
     def _place(self, file: int, line: int | str | None, reason: str, files: list[SourceFile]) -> str:
@@ -100,6 +104,18 @@ class Job:
         return Rules(fields, separator_of(corpus), prepare.val_fraction, prepare.max_document_tokens, width)
 
     @property
+    def storage(self) -> StorageInfo:
+        data, kind = self.config.data, layout(self.config.loader)
+        if not isinstance(data, Hdf5DataConfig):
+            return StorageInfo(data.name, self.tokenizer.dtype, kind)
+        chunk_tokens = data.chunk_tokens if kind == "stream" else None
+        return StorageInfo(data.name, self.tokenizer.dtype, kind, chunk_tokens, data.compression)
+
+    @property
+    def row_width(self) -> int | None:
+        return row_width(self.config.loader)
+
+    @property
     def workers(self) -> int:
         if self.config.prepare.workers is not None:
             return self.config.prepare.workers
@@ -117,7 +133,7 @@ class Job:
                 preparation_settings(self.config),
                 self.tokenizer.manifest_section(),
                 versions(self.tokenizer.name),
-                self.config.data.name,
+                storage_section(self.storage, self.row_width),
                 self.fingerprint(),
                 [chunks.CHUNK_BYTES, chunks.CHUNK_FILES, chunks.GIANT_BYTES, chunks.PIECE_BYTES],
             ]

@@ -19,14 +19,15 @@ from harness.errors import UserError
 from harness.prepare import workplace
 from harness.prepare.chunks import PieceChunk, stream_chunks
 from harness.prepare.corpora import changed_since_listed, list_files
-from harness.prepare.documents import SPLITS, join_piece
+from harness.prepare.documents import join_piece
 from harness.prepare.existing import accept_existing, summary_of
 from harness.prepare.job import Job, PrepareLike, Report, State, preparation_settings
 from harness.prepare.pool import encode_all
 from harness.prepare.records import write_records
-from harness.prepare.shards import ShardWriter
+from harness.prepare.seal import storage_section
 from harness.prepare.summary import Progress, Summary
 from harness.prepare.tokenizers import make_tokenizer
+from harness.prepare.writers import Writer, make_writers
 
 JOURNAL_SECONDS = 3.0
 # A corpus that begins with so many bad documents, or with a few in so many bytes, and no good one is another
@@ -89,8 +90,14 @@ def _existing(job: Job) -> Summary:
             state.absorb(chunk, encoded, job.files)
         return state.corpus_chain
 
-    settings, section = preparation_settings(job.config), job.tokenizer.manifest_section()
-    return accept_existing(job.directory, settings, section, job.fingerprint(), corpus_sha256)
+    return accept_existing(
+        job.directory,
+        preparation_settings(job.config),
+        job.tokenizer.manifest_section(),
+        storage_section(job.storage, job.row_width),
+        job.fingerprint(),
+        corpus_sha256,
+    )
 
 
 def _build(job: Job) -> Summary:
@@ -105,6 +112,8 @@ def _build(job: Job) -> Summary:
             writer.sync()
         journal = {"progress": asdict(state), "splits": {s: w.state() for s, w in writers.items()}}
         workplace.write_journal(building, identity, journal)
+        for writer in writers.values():
+            writer.release()
 
     progress = Progress(sum(file.size for file in job.files), f"preparing {job.directory.name}", job.report)
     try:
@@ -112,7 +121,9 @@ def _build(job: Job) -> Summary:
         save()
         _check_outcome(job, state, writers)
         splits = {split: writer.finish() for split, writer in writers.items()}
-        write_records(job, building, state, splits, started)
+        save()
+        files = {name: sha256 for writer in writers.values() for name, sha256 in writer.files.items()}
+        write_records(job, building, state, splits, files, started)
     except OSError as error:
         raise _disk_error(error, job, building, state, writers) from error
     finally:
@@ -123,10 +134,9 @@ def _build(job: Job) -> Summary:
     return summary_of(job.directory, already_there=False, seconds=progress.seconds)
 
 
-def _begin(job: Job, building: Path, identity: str) -> tuple[State, dict[str, ShardWriter]]:
+def _begin(job: Job, building: Path, identity: str) -> tuple[State, dict[str, Writer]]:
     """Start anew, or where an interrupted preparation of the same thing was."""
-    shard_tokens = job.config.prepare.shard_tokens
-    writers = {s: ShardWriter(building, s, job.tokenizer.dtype, shard_tokens) for s in SPLITS}
+    writers = make_writers(job, building)
     journal = workplace.read_journal(building, identity)
     if journal is not None and all(w.can_restore(journal["splits"][s]) for s, w in writers.items()):
         workplace.remove_temporaries(building)
@@ -134,8 +144,9 @@ def _begin(job: Job, building: Path, identity: str) -> tuple[State, dict[str, Sh
             writer.restore(journal["splits"][split])
         state = State(**journal["progress"])
         if state.next_chunk:
-            tokens = sum(writer.tokens for writer in writers.values())
-            job.report(f"{job.directory}: going on after {tokens:,} tokens of an interrupted preparation")
+            job.report(
+                f"{job.directory}: going on after {_tokens(writers):,} tokens of an interrupted preparation"
+            )
     else:
         if (building / workplace.JOURNAL).exists():
             job.report(f"{job.directory}: starting anew, what was interrupted is damaged or was another set")
@@ -149,28 +160,33 @@ def _write_tokens(
     job: Job,
     building: Path,
     state: State,
-    writers: dict[str, ShardWriter],
+    writers: dict[str, Writer],
     progress: Progress,
     save: Callable[[], None],
 ) -> None:
     limit, saved = job.config.prepare.max_document_tokens, time.monotonic()
     progress.resume(state.source_bytes)
+    before = _tokens(writers)
     stream = itertools.islice(stream_chunks(job.config.corpus, job.files), state.next_chunk, None)
     for chunk, encoded in encode_all(stream, job.tokenizer, job.rules, job.workers, building):
         if isinstance(chunk, PieceChunk) and encoded.parts:
             state.piece_tokens = join_piece(chunk, encoded, state.piece_tokens, job.tokenizer, limit)
-        for split, part in encoded.parts.items():
-            writers[split].add(part.tokens, part.ends, part.bytes)
+        for split, part in (encoded.parts | encoded.pairs).items():
+            writers[split].add(part)
         state.absorb(chunk, encoded, job.files)
         if _hopeless(state) and job.config.prepare.max_bad_fraction < 0.5:
             raise _too_many_bad(job, state)
-        progress.update(chunk.source_bytes, sum(len(part.tokens) for part in encoded.parts.values()))
+        progress.update(chunk.source_bytes, _tokens(writers) - before - progress.tokens)
         if time.monotonic() - saved >= JOURNAL_SECONDS:
             save()
             saved = time.monotonic()
 
 
-def _check_outcome(job: Job, state: State, writers: dict[str, ShardWriter]) -> None:
+def _tokens(writers: dict[str, Writer]) -> int:
+    return sum(writer.tokens for writer in writers.values())
+
+
+def _check_outcome(job: Job, state: State, writers: dict[str, Writer]) -> None:
     prepare, seen = job.config.prepare, state.documents + state.bad_documents
     if state.bad_documents > prepare.max_bad_fraction * seen:
         raise _too_many_bad(job, state)
@@ -215,12 +231,12 @@ def _separated_by(job: Job) -> str:
 
 
 def _disk_error(
-    error: OSError, job: Job, building: Path, state: State, writers: dict[str, ShardWriter]
+    error: OSError, job: Job, building: Path, state: State, writers: dict[str, Writer]
 ) -> OSError:
     if error.errno not in workplace.FULL:
         return error
     total = sum(file.size for file in job.files)
-    written = sum(writer.tokens for writer in writers.values()) * job.tokenizer.dtype.itemsize
+    written = _tokens(writers) * job.tokenizer.dtype.itemsize
     done = state.source_bytes
     needed = written * total // done if done else total * job.tokenizer.dtype.itemsize
     free = workplace.free_bytes(building)

@@ -16,7 +16,9 @@ from harness.config_groups import CorpusConfig, JsonlCorpusConfig, ParquetCorpus
 from harness.files import sha256_file, write_json
 from harness.prepare import workplace
 from harness.prepare.job import Job, State, preparation_settings, versions
+from harness.prepare.seal import storage_section
 from harness.storage.manifest import write_manifest
+from harness.storage.manifest_schema import DTYPES
 
 
 def configured_path(corpus: CorpusConfig) -> str | list[str] | None:
@@ -38,9 +40,15 @@ def recorded_corpus_path(set_directory: Path | str) -> str | list[str] | None:
     return None
 
 
-def write_records(job: Job, building: Path, state: State, splits: dict[str, Any], started: float) -> None:
-    """The facts of the making, then the manifest, which is the last file written."""
-    made = [*sorted(building.glob("*.npy")), *sorted((building / workplace.TOKENIZER_FOLDER).glob("*"))]
+def write_records(
+    job: Job, building: Path, state: State, splits: dict[str, Any], files: dict[str, str], started: float
+) -> None:
+    """The facts of the making, then the manifest, which is the last file written.
+
+    `files` are the shards' files with the SHA-256s of their whole content.
+    """
+    tokenizer_files = sorted((building / workplace.TOKENIZER_FOLDER).glob("*"))
+    files |= {path.relative_to(building).as_posix(): sha256_file(path) for path in tokenizer_files}
     provenance = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 1),
@@ -53,17 +61,18 @@ def write_records(job: Job, building: Path, state: State, splits: dict[str, Any]
         "documents": {
             "empty": state.empty_documents,
             "truncated": state.truncated_documents,
+            "skipped_windows": state.skipped_windows,
+            "padding": state.padding,
             "bad": state.bad_documents,
             "bad_places": state.places,
         },
-        "files_sha256": {path.relative_to(building).as_posix(): sha256_file(path) for path in made},
+        "files_sha256": files,
         "source_files": [asdict(file) for file in job.files],
     }
     write_json(building / workplace.PROVENANCE, provenance)
-    wide = job.tokenizer.dtype.itemsize == 4
     raw = {
-        "format_version": 3 if wide else 2,
-        "storage": {"format": "npy", "dtype": "uint32" if wide else "uint16", "layout": "stream"},
+        "format_version": next(v for v, dtype in DTYPES.items() if dtype == job.tokenizer.dtype),
+        "storage": storage_section(job.storage, job.row_width),
         "tokenizer": job.tokenizer.manifest_section(),
         "preparation": preparation_settings(job.config) | {"corpus_sha256": state.corpus_chain},
         "splits": splits,

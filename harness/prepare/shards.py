@@ -1,113 +1,110 @@
-"""Writes one split as `.npy` shards of a set number of tokens, and can go on after a kill."""
+"""Writes one split as shards, and can go on after a kill, whatever the storage.
+
+Tokens are appended to an `.npy` file, so that an interrupted preparation goes on in the middle of a shard.
+A full shard is sealed: left as it is in npy storage, else written anew in the set's own format.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
+import re
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from harness.errors import UserError
+from harness.files import sha256_file
+from harness.prepare.documents import Part
+from harness.prepare.growing import GrowingArray
+from harness.prepare.seal import file_names, write_row_shard, write_stream_shard
+from harness.storage.manifest_schema import StorageInfo
 
-HEADER_BYTES = 128
 MAX_SHARD_INDEX = 99_999
-_BLOCK = 1 << 20
 
 
-def npy_header(dtype: np.dtype, tokens: int) -> bytes:
-    """The 128 bytes before the data of a one-dimensional array: the same with every NumPy version."""
-    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({tokens},), }}"
-    return b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
+class SplitWriter:
+    """What the writers of streams and of rows share: closed shards, the open one, and the journal.
 
-
-class ShardWriter:
-    """Appends tokens to `SPLIT_NNNNN.npy` in `folder`; a full shard is closed and the next begun.
-
-    The folder is one that nothing reads before it is complete. `state()` after `sync()` is what a
-    later process needs to go on; `restore` cuts what was written after that state.
+    `folder` is one that nothing reads before it is complete; `prefix` begins the files' names. `state()`
+    after `sync()` is what a later process needs to go on: `restore` cuts what was written after that state.
+    Once the state is kept, `release` removes what only an earlier state needed.
     """
 
-    def __init__(self, folder: Path, split: str, dtype: np.dtype, shard_tokens: int) -> None:
-        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
+    def __init__(self, folder: Path, prefix: str, storage: StorageInfo, row_width: int | None = None) -> None:
+        self.folder, self.prefix, self.storage, self.row_width = folder, prefix, storage, row_width
         self.shards: list[dict[str, Any]] = []
-        self.bytes = 0
-        self._file: IO[bytes] | None = None
-        self._digest = hashlib.sha256()
-        self._tokens = 0
-        self._documents = 0
-
-    @property
-    def tokens(self) -> int:
-        return sum(int(shard["tokens"]) for shard in self.shards) + self._tokens
-
-    @property
-    def documents(self) -> int:
-        return sum(int(shard["documents"]) for shard in self.shards) + self._documents
-
-    def add(self, tokens: np.ndarray, ends: np.ndarray, text_bytes: int) -> None:
-        """Append `tokens` `(n,)` of the set's dtype; `ends` are the positions after each boundary."""
-        self.bytes += text_bytes
-        start = 0
-        while start < len(tokens):
-            stop = min(len(tokens), start + self.shard_tokens - self._tokens)
-            self._write(tokens[start:stop])
-            first, last = np.searchsorted(ends, (start, stop), side="right")
-            self._documents += int(last - first)
-            if self._tokens == self.shard_tokens:
-                self._close_shard()
-            start = stop
+        self.files: dict[str, str] = {}  # the closed shards' files and the SHA-256s of their whole content
+        self.tokens = self.documents = self.bytes = 0
+        self._tokens = self._documents = 0  # of the open shard
+        self._open = self._arrays()
+        self._spent: list[Path] = []
 
     def sync(self) -> None:
         """Make everything written so far durable."""
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        for array in self._open:
+            array.sync()
 
     def state(self) -> dict[str, Any]:
         return {
             "shards": list(self.shards),
+            "files": dict(self.files),
             "bytes": self.bytes,
+            "partial_items": self._open[0].length,
             "partial_tokens": self._tokens,
             "partial_documents": self._documents,
         }
 
     def can_restore(self, state: dict[str, Any]) -> bool:
-        """Whether the files on disk hold what `state` says: full shards by hash, the open one by size."""
-        if not all(self._is_whole(shard) for shard in state["shards"]):
+        """Whether the files on disk hold what `state` says: closed shards by hash, the open one by size."""
+        paths = {self.folder / name: sha256 for name, sha256 in state["files"].items()}
+        if not all(path.is_file() and sha256_file(path) == sha256 for path, sha256 in paths.items()):
             return False
-        path = self.folder / f"{self.split}_{len(state['shards']):05d}.npy"
-        size = HEADER_BYTES + state["partial_tokens"] * self.dtype.itemsize
-        return not state["partial_tokens"] or (path.is_file() and path.stat().st_size >= size)
-
-    def _is_whole(self, shard: dict[str, Any]) -> bool:
-        path = self.folder / shard["file"]
-        if not path.is_file():
-            return False
-        with open(path, "rb") as file:
-            header = file.read(HEADER_BYTES)
-            digest = hashlib.sha256()
-            while block := file.read(_BLOCK):
-                digest.update(block)
-        return header == npy_header(self.dtype, shard["tokens"]) and digest.hexdigest() == shard["sha256"]
+        items = state["partial_items"]
+        return not items or all(array.holds(items) for array in self._arrays(len(state["shards"])))
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`: the unfinished shard is cut to its length there, later ones are overwritten."""
-        self.shards, self.bytes = list(state["shards"]), state["bytes"]
-        self._tokens, self._documents = state["partial_tokens"], state["partial_documents"]
-        if self._tokens:
-            self._file = open(self._path(), "r+b")  # noqa: SIM115
-            self._file.truncate(HEADER_BYTES + self._tokens * self.dtype.itemsize)
-            self._file.seek(HEADER_BYTES)
-            while block := self._file.read(_BLOCK):
-                self._digest.update(block)
+        """Go on from `state`: the open shard is cut to its length there, later files are removed."""
+        self.shards, self.files, self.bytes = list(state["shards"]), dict(state["files"]), state["bytes"]
+        self.tokens = sum(shard["tokens"] for shard in self.shards)
+        self.documents = sum(shard["documents"] for shard in self.shards)
+        self._tokens = self._documents = 0
+        self._count(state["partial_tokens"], state["partial_documents"])
+        self._open = self._arrays()
+        kept = set(self.files) | ({a.path.name for a in self._open} if state["partial_items"] else set())
+        for path in self.folder.iterdir():
+            if path.name not in kept and re.match(rf"{self.prefix}_\d", path.name):
+                path.unlink()
+        if state["partial_items"]:
+            for array in self._open:
+                array.restore(state["partial_items"])
+
+    def close_shard(self) -> None:
+        """End the open shard; does nothing to an empty one."""
+        if not self._open[0].length:
+            return
+        hashes = dict(zip(("sha256", "mask_sha256"), [array.close() for array in self._open], strict=False))
+        sealed = self._seal()
+        for key, sha256 in hashes.items():
+            if sealed.setdefault(key, sha256) != sha256:
+                raise UserError(
+                    f"{self._open[0].path} was written with the SHA-256 {sha256} and read back with "
+                    f"{sealed[key]}: the disk does not keep what is written. Check it, then run the same "
+                    "command again"
+                )
+        counts = {"tokens": self._tokens, "documents": self._documents}
+        if self.row_width is not None:
+            counts = {"rows": self._open[0].length} | counts
+        names = [sealed[key] for key in ("file", "mask_file") if key in sealed]
+        self.shards.append({key: sealed[key] for key in ("file", "mask_file") if key in sealed} | counts)
+        self.shards[-1] |= {key: sealed[key] for key in hashes}
+        self.files |= {name: sha256_file(self.folder / name) for name in names}
+        self._spent += [array.path for array in self._open if array.path.name not in names]
+        self._tokens = self._documents = 0
+        self._open = self._arrays()
 
     def finish(self) -> dict[str, Any]:
         """Close the last shard; the manifest's entry of this split."""
-        if self._tokens:
-            self._close_shard()
+        self.close_shard()
         return {
             "total_tokens": self.tokens,
             "documents": self.documents,
@@ -115,45 +112,72 @@ class ShardWriter:
             "shards": self.shards,
         }
 
+    def release(self) -> None:
+        """Remove the arrays that were written anew in the set's own format."""
+        while self._spent:
+            self._spent.pop().unlink()
+
     def abandon(self) -> None:
-        """Close the file after a failure; what was synced stays."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            with contextlib.suppress(OSError):
-                file.close()
+        """Close the files after a failure; what was synced stays."""
+        for array in self._open:
+            array.abandon()
 
-    def _path(self) -> Path:
-        return self.folder / f"{self.split}_{len(self.shards):05d}.npy"
+    def _arrays(self, index: int | None = None) -> list[GrowingArray]:
+        """What the shard of this index, or the next one, grows in."""
+        stem, dtype = self._stem(index), self.storage.dtype
+        if self.row_width is None:
+            return [GrowingArray(self.folder / f"{stem}.npy", dtype)]
+        item = (self.row_width,)
+        return [
+            GrowingArray(self.folder / f"{stem}.npy", dtype, item),
+            GrowingArray(self.folder / f"{stem}.mask.npy", np.dtype(np.bool_), item),
+        ]
 
-    def _write(self, tokens: np.ndarray) -> None:
-        if self._file is None:
-            if len(self.shards) > MAX_SHARD_INDEX:
-                raise UserError(
-                    f"the {self.split} split needs more than {MAX_SHARD_INDEX + 1:,} shards of "
-                    f"{self.shard_tokens:,} tokens, and names have five digits: use a larger "
-                    "prepare.shard_tokens"
-                )
-            self._file = open(self._path(), "wb")  # noqa: SIM115
-            self._file.write(bytes(HEADER_BYTES))
-        data = np.ascontiguousarray(tokens).data
-        self._file.write(data)
-        self._digest.update(data)
-        self._tokens += len(tokens)
+    def _stem(self, index: int | None = None) -> str:
+        return f"{self.prefix}_{len(self.shards) if index is None else index:05d}"
 
-    def _close_shard(self) -> None:
-        assert self._file is not None
-        self._file.seek(0)
-        self._file.write(npy_header(self.dtype, self._tokens))
-        self.sync()
-        self._file.close()
-        self._file = None
-        self.shards.append(
-            {
-                "file": self._path().name,
-                "tokens": self._tokens,
-                "documents": self._documents,
-                "sha256": self._digest.hexdigest(),
-            }
-        )
-        self._digest = hashlib.sha256()
-        self._tokens = self._documents = 0
+    def _seal(self) -> dict[str, str]:
+        if self.storage.format == "npy":
+            return file_names(self._stem(), self.storage)
+        arrays = [np.load(array.path, mmap_mode="r") for array in self._open]
+        if self.row_width is None:
+            return write_stream_shard(self.folder, self._stem(), arrays[0], self.storage, self._documents)
+        return write_row_shard(self.folder, self._stem(), arrays[0], arrays[1], self.storage)
+
+    def _count(self, tokens: int, documents: int) -> None:
+        """Count what was added to the open shard."""
+        self.tokens += tokens
+        self.documents += documents
+        self._tokens += tokens
+        self._documents += documents
+
+    def _check_index(self) -> None:
+        if len(self.shards) > MAX_SHARD_INDEX:
+            raise UserError(
+                f"the {self.prefix} split needs more than {MAX_SHARD_INDEX + 1:,} shards, and names have "
+                "five digits: use a larger prepare.shard_tokens, or prepare.sharding=tokens"
+            )
+
+
+class StreamWriter(SplitWriter):
+    """A stream of tokens in shards of `shard_tokens`; null for shards that only `close_shard` ends."""
+
+    def __init__(self, folder: Path, prefix: str, storage: StorageInfo, shard_tokens: int | None) -> None:
+        super().__init__(folder, prefix, storage)
+        self.shard_tokens = shard_tokens
+
+    def add(self, part: Part) -> None:
+        """Append whole documents, or a piece of one."""
+        self.bytes += part.bytes
+        start = 0
+        while start < len(part.tokens):
+            stop = len(part.tokens)
+            if self.shard_tokens is not None:
+                stop = min(stop, start + self.shard_tokens - self._tokens)
+            self._check_index()
+            self._open[0].append(part.tokens[start:stop])
+            first, last = np.searchsorted(part.ends, (start, stop), side="right")
+            self._count(stop - start, int(last - first))
+            if self._tokens == self.shard_tokens:
+                self.close_shard()
+            start = stop

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands import shown
+from harness.storage.manifest_schema import SPLITS
 
 PLAIN_SECONDS = 5.0
 _QUIET_SECONDS = 2.0
@@ -24,17 +25,30 @@ class SplitSummary:
     tokens: int
     bytes: int
     shards: int
+    rows: int = 0
+    row_width: int | None = None
+
+    @property
+    def cells(self) -> int:
+        """The columns behind the first, over all rows: what may hold a token to be predicted."""
+        return self.rows * (self.row_width - 1) if self.row_width else 0
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What lies in a prepared set. `places` names the first few bad documents."""
+    """What lies in a prepared set. `places` names the first few bad documents.
+
+    Splits are named as in the manifest: of contrastive rows `train.pos`, `train.neg`, .... `padding` counts
+    the cells behind the ends of rows.
+    """
 
     directory: Path
     digest: str
     splits: dict[str, SplitSummary]
     truncated_documents: int
     empty_documents: int
+    skipped_windows: int
+    padding: int
     bad_documents: int
     places: list[str]
     seconds: float
@@ -46,7 +60,8 @@ class Summary:
 
     @property
     def documents(self) -> int:
-        return sum(split.documents for split in self.splits.values())
+        """Of pairs, those that gave at least one."""
+        return sum(split.documents for name, split in self.splits.items() if not name.endswith(".neg"))
 
     @property
     def bytes_per_token(self) -> float:
@@ -59,29 +74,53 @@ class Summary:
         """The share of all tokens that are boundaries."""
         return self.documents / self.tokens if self.tokens else 0.0
 
+    @property
+    def rows(self) -> int:
+        return sum(split.rows for split in self.splits.values())
+
+    @property
+    def padding_share(self) -> float:
+        """The share of the rows' cells, without the first column, that is padding."""
+        cells = sum(split.cells for split in self.splits.values())
+        return self.padding / cells if cells else 0.0
+
     def lines(self) -> list[str]:
         """The summary as lines for people."""
         head = "already prepared" if self.already_there else f"prepared in {self.seconds:.1f} s"
         lines = [f"{shown(self.directory)}: {head}, digest {self.digest}"]
         for name, split in self.splits.items():
             files = "1 shard" if split.shards == 1 else f"{split.shards:,} shards"
+            kind = f"{split.rows:>15,} rows" if name not in SPLITS else f"{split.bytes:>15,} bytes"
             lines.append(
-                f"  {name:5} {split.documents:>11,} documents {split.tokens:>15,} tokens "
-                f"{split.bytes:>15,} bytes in {files}"
+                f"  {name:5} {split.documents:>11,} documents {split.tokens:>15,} tokens {kind} in {files}"
             )
-        lines.append(
-            f"  {self.bytes_per_token:.2f} bytes a token, {100 * self.boundary_share:.2f} % of the tokens "
-            "are boundaries"
-        )
+        lines += self._share_lines()
         if self.truncated_documents:
             lines.append(f"  {self.truncated_documents:,} documents cut at prepare.max_document_tokens")
         if self.empty_documents:
             lines.append(f"  {self.empty_documents:,} empty documents (a boundary and nothing else)")
+        if self.skipped_windows:
+            lines.append(f"  {self.skipped_windows:,} windows or pairs left out: no other continuation")
         if self.bad_documents:
             lines.append(f"  {self.bad_documents:,} bad documents left out:")
             lines += [f"    {place}" for place in self.places]
             if self.bad_documents > len(self.places):
                 lines.append(f"    and {self.bad_documents - len(self.places):,} more")
+        return lines
+
+    def _share_lines(self) -> list[str]:
+        lines = []
+        if self.rows:
+            width = next(iter(self.splits.values())).row_width
+            lines.append(
+                f"  {self.rows:,} rows of {width:,} columns, {100 * self.padding_share:.2f} % of their cells "
+                "are padding"
+            )
+        if all(name in SPLITS for name in self.splits):  # of pairs nobody counts bytes
+            lines.append(
+                f"  {self.bytes_per_token:.2f} bytes a token, {100 * self.boundary_share:.2f} % of the "
+                "tokens are boundaries"
+            )
         return lines
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ from harness.storage.manifest import FORMATS, load_manifest
 
 JOURNAL = "journal.json"
 PROVENANCE = "provenance.json"
+VERIFIED = "verified.json"  # which files were hashed, by their state on disk
 TOKENIZER_FOLDER = "tokenizer"
+_SHARD = re.compile(r"(train|val)(_pos|_neg)?_\d{5}\.(npy|mask\.npy|h5)")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room: the disk, a quota, a limit on files
 
 
@@ -159,12 +162,13 @@ def check_replaceable(directory: Path) -> None:
             f"{directory} exists and is not a prepared set, so nothing there is touched. Set data.path (or "
             "data.root) to another folder, or remove this one yourself"
         )
-    known = {path.name, PROVENANCE, TOKENIZER_FOLDER}
+    known = {path.name, PROVENANCE, VERIFIED, TOKENIZER_FOLDER}
     try:
         manifest = load_manifest(directory)
-        known |= {shard.file for split in manifest.splits.values() for shard in split.shards}
+        shards = [shard for split in manifest.splits.values() for shard in split.shards]
+        known |= {file for shard in shards for file in (shard.file, shard.mask_file) if file}
     except UserError:  # a damaged set: its shards are known by their names
-        known |= {f.name for s in ("train", "val") for f in directory.glob(f"{s}_[0-9]*.npy")}
+        known |= {entry.name for entry in directory.iterdir() if _SHARD.fullmatch(entry.name)}
     foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in known)
     if foreign:
         raise UserError(

@@ -12,7 +12,7 @@ import pytest
 from harness.config import PrepareScriptConfig
 from harness.config_groups import TokenizerConfig
 from harness.prepare import chunks, load_tokenizer, make_tokenizer, preparation_settings, prepare
-from harness.prepare.shards import npy_header
+from harness.prepare.seal import npy_header
 from harness.storage.manifest import load_manifest
 from tests.helpers_prepare import (
     config_of,
@@ -187,7 +187,7 @@ def test_a_giant_file_that_is_not_utf8_is_one_bad_document(
 def test_the_header_is_what_numpy_writes_and_reads() -> None:
     for dtype in (np.dtype("<u2"), np.dtype("<u4")):
         array = np.arange(12345, dtype=dtype)
-        header = npy_header(dtype, len(array))
+        header = npy_header(dtype, (len(array),))
         assert len(header) == 128
         assert np.array_equal(np.load(io.BytesIO(header + array.tobytes())), array)
         written = io.BytesIO()
