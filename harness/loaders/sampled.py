@@ -107,7 +107,7 @@ class SampledLoader(ABC):
 
         if self._position + self.batch_size > self.samples:
             raise StopIteration
-        inputs, targets = self._read(self._ids(self._position + self._shift, self._rows))
+        inputs, targets = self._read(self._ids(self._position))
         inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
         self._position += self.batch_size
         return Batch(inputs, self._mask(inputs, targets), self.state_dict())
@@ -164,15 +164,19 @@ class SampledLoader(ABC):
     def _go_to(self, epoch: int, position: int) -> None:
         self._epoch = epoch
         self._position = position
-        self._block_start, self._block = 0, _NO_IDS
+        self._blocks = {False: (0, _NO_IDS), True: (0, _NO_IDS)}
 
-    def _ids(self, start: int, count: int) -> Ids:
-        """A part of the order, out of a block of it that is kept."""
-        offset = start - self._block_start
-        if not 0 <= offset <= offset + count <= len(self._block):
-            size = min(max(count, _ORDER_BLOCK), self.samples - start)
-            self._block_start, self._block, offset = start, self._order(start, size), 0
-        return self._block[offset : offset + count]
+    def _ids(self, batch_start: int, *, ahead: bool = False) -> Ids:
+        """This rank's samples of the batch that starts at a place of the order.
+
+        They come out of a block of the order that is kept; reading and looking ahead have one each.
+        """
+        start = batch_start + self._shift
+        first, block = self._blocks[ahead]
+        if not first <= start <= start + self._rows <= first + len(block):
+            size = min(max(self._rows, _ORDER_BLOCK), self.samples - start)
+            first, block = self._blocks[ahead] = start, self._order(start, size)
+        return block[start - first : start - first + self._rows]
 
     def _too_few(self, world_size: int) -> UserError:
         fits = self.samples - self.samples % world_size
