@@ -148,7 +148,10 @@ class SampledLoader(ABC):
 
     @abstractmethod
     def _read(self, ids: Ids) -> tuple[Any, Any]:
-        """Inputs and targets of the samples `ids`, int64 `(n, T)` tensors or arrays, freshly allocated."""
+        """Inputs and targets of the samples `ids`, int64 `(n, T)` tensors or arrays, freshly allocated.
+
+        `ids` is a view of what is kept: it must not be changed.
+        """
 
     def _order(self, start: int, count: int) -> Ids:
         """Sample numbers at the places `[start, start + count)` of this epoch's order: int64 `(count,)`."""

@@ -31,9 +31,9 @@ def test_no_number_comes_twice_among_millions_of_a_tera() -> None:
     order = Permutation(TERA, 5)
     starts = np.linspace(0, TERA - 30_000, 100).astype(int).tolist()
     values = np.concatenate([order.take(start, 30_000) for start in starts])
-    assert values.min() >= 0
-    assert values.max() < TERA
-    assert len(np.unique(values)) == 3_000_000
+    values.sort()
+    assert 0 <= values[0] < values[-1] < TERA
+    assert np.count_nonzero(np.diff(values)) == 2_999_999
 
 
 @pytest.mark.parametrize("size", [1000, 4097, 65537, TERA, 2**62])
