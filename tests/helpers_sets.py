@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.prepare.hdf5_writer import write_hdf5_rows, write_hdf5_shard
+from harness.prepare.hdf5_writer import write_hdf5_shard
+from harness.prepare.seal import write_row_shard
 from harness.storage.manifest import FORMATS, write_manifest
-from harness.storage.manifest_schema import SIDES, SPLITS
+from harness.storage.manifest_schema import SIDES, SPLITS, StorageInfo
 
 # Rows and their mask, `(n, W)` each: one shard.
 RowShard = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -33,38 +34,35 @@ def write_set(directory: Path | str, splits: dict[str, list[list[int]]], **manif
     return directory
 
 
-def write_rows(
-    directory: Path | str,
-    splits: dict[str, list[RowShard]],
-    *,
-    storage: str = "npy",
-    compression: str = "none",
-    **manifest_overrides: Any,
-) -> Path:
+def write_rows(directory: Path | str, splits: dict[str, list[RowShard]], **manifest_overrides: Any) -> Path:
     """Write a valid set of padded rows, or of contrastive rows where `splits` names `train.pos` and the like.
 
-    All rows of one side have one width. A split that is not given is empty. Else as `write_set`.
+    All rows of a side have one width; a split that is not given is empty. Else as `write_set`.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    sides = sorted({name.partition(".")[2] for name in splits})
-    widths = {
-        side: next(shards for name, shards in splits.items() if name.endswith(side))[0][0].shape[1]
-        for side in sides
-    }
-    info: dict[str, Any] = {"format": storage, "layout": "rows" if sides == [""] else "contrastive"}
-    info["row_width"] = widths[""] if sides == [""] else widths
-    if storage == "hdf5":
-        info["compression"] = compression
-    raw = _raw_manifest(info, manifest_overrides)
+    widths = {name.partition(".")[2]: shards[0][0].shape[1] for name, shards in splits.items() if shards}
+    pairs = "" not in widths
+    layout = (
+        {"layout": "contrastive", "row_width": widths}
+        if pairs
+        else {"layout": "rows", "row_width": widths[""]}
+    )
+    raw = _raw_manifest({"format": "npy", **layout}, manifest_overrides)
+    storage = raw["storage"]
+    info = StorageInfo(
+        storage["format"],
+        np.dtype(storage["dtype"]).newbyteorder("<"),
+        storage["layout"],
+        compression=storage.get("compression", "none"),
+    )
 
     def split(name: str) -> dict[str, Any]:
-        return _write_row_split(directory, name, splits.get(name, []), storage, compression)
+        return _write_row_split(directory, name, splits.get(name, []), info)
 
-    if sides == [""]:
-        raw["splits"] = {name: split(name) for name in SPLITS}
-    else:
-        raw["splits"] = {name: {side: split(f"{name}.{side}") for side in SIDES} for name in SPLITS}
+    raw["splits"] = {
+        name: {side: split(f"{name}.{side}") for side in SIDES} if pairs else split(name) for name in SPLITS
+    }
     write_manifest(directory, raw)
     return directory
 
@@ -82,36 +80,14 @@ def _raw_manifest(storage: dict[str, Any], overrides: dict[str, Any]) -> dict[st
 
 
 def _write_row_split(
-    directory: Path, name: str, shards: list[RowShard], storage: str, compression: str
+    directory: Path, name: str, shards: list[RowShard], storage: StorageInfo
 ) -> dict[str, Any]:
     entries = []
     for index, (rows, mask) in enumerate(shards):
         stem = f"{name.replace('.', '_')}_{index:05d}"
-        file = f"{stem}.{FORMATS[storage][1]}"
-        entry: dict[str, Any] = {
-            "file": file,
-            "rows": len(rows),
-            "tokens": int(mask.sum()),
-            "documents": len(rows),
-        }
-        if storage == "npy":
-            entry["mask_file"] = f"{stem}.mask.npy"
-            np.save(directory / file, rows)
-            np.save(directory / entry["mask_file"], mask)
-            entry["sha256"], entry["mask_sha256"] = (
-                hashlib.sha256(a.tobytes()).hexdigest() for a in (rows, mask)
-            )
-        else:
-            entry["sha256"], entry["mask_sha256"] = write_hdf5_rows(
-                directory / file, rows, mask, compression=compression
-            )
-        entries.append(entry)
-    return {
-        "total_tokens": sum(entry["tokens"] for entry in entries),
-        "documents": sum(entry["documents"] for entry in entries),
-        "bytes": sum(entry["tokens"] for entry in entries),
-        "shards": entries,
-    }
+        written = write_row_shard(directory, stem, rows, mask, storage)
+        entries.append({**written, "rows": len(rows), "tokens": int(mask.sum())})
+    return {"total_tokens": sum(entry["tokens"] for entry in entries), "shards": entries}
 
 
 def _write_split(

@@ -170,6 +170,10 @@ class ChunkedRows:
         blocks = self._open()
         return blocks.take(index, "rows", ids), blocks.take(index, "mask", ids)
 
+    def read_mask(self, index: int, row_ids: Sequence[int] | TokenArray) -> TokenArray:
+        """The mask alone; else as `read`."""
+        return self._open().take(index, "mask", np.asarray(row_ids, np.int64))
+
     def close(self) -> None:
         """Let go of files and decoded blocks; a later read opens them again."""
         self._opened = None

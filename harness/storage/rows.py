@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.errors import UserError
-from harness.storage.extents import OpenReader, Positional, Reader
-from harness.storage.mapped import Mapped
 from harness.storage.opening import open_manifest, wrong_layout
 from harness.storage.row_files import row_shards
+from harness.storage.row_readers import DecodedRows, PlainRows, RowsReader
 
 Array = np.ndarray[Any, Any]
 
@@ -26,8 +25,7 @@ class _Opened(NamedTuple):
     """What one process has open."""
 
     pid: int
-    rows: Reader
-    mask: Reader
+    reader: RowsReader
 
 
 class RowStore:
@@ -66,7 +64,7 @@ class RowStore:
         self.mask_paths = [shard.mask.path for shard in shards]
         self.offsets = [0, *accumulate(shard.rows.tokens // self.row_width for shard in shards)]
         self._ends = np.array(self.offsets[1:], np.int64)
-        self._open_reader: OpenReader = Mapped if mmap else Positional
+        self._mmap = mmap
         self._opened: _Opened | None = None
 
     def read_rows(self, row_ids: Sequence[int] | Array) -> tuple[Array, Array]:
@@ -94,11 +92,11 @@ class RowStore:
         width = self.row_width - first_column
         if width < 1:
             return 0
-        reader, found = self._open().mask, 0
+        reader, found = self._open(), 0
         step = max(1, _BLOCK // width)
         for start in range(0, self.total_rows, step):
             ids = np.arange(start, min(start + step, self.total_rows))
-            found += int(np.count_nonzero(self._gather(reader, ids, first_column, width)))
+            found += int(np.count_nonzero(reader.mask(ids, first_column)))
         return found
 
     def close(self) -> None:
@@ -108,32 +106,24 @@ class RowStore:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
 
-    def _open(self) -> _Opened:
+    def _open(self) -> RowsReader:
         opened = self._opened
         if opened is None or opened.pid != os.getpid():
-            rows = self._open_reader([shard.rows for shard in self._shards], self.dtype)
-            mask = self._open_reader([shard.mask for shard in self._shards], np.dtype(np.uint8))
-            opened = self._opened = _Opened(os.getpid(), rows, mask)
-        return opened
+            reader: RowsReader
+            if all(shard.plain for shard in self._shards):
+                reader = PlainRows(self._shards, self.row_width, self.dtype, self._mmap)
+            else:
+                reader = DecodedRows(self._shards, self.row_width, self.dtype)
+            opened = self._opened = _Opened(os.getpid(), reader)
+        return opened.reader
 
     def _read(self, ids: Array, width: int) -> tuple[Array, Array]:
-        opened = self._open()
-        rows = self._gather(opened.rows, ids, 0, width)
-        mask = self._gather(opened.mask, ids, 0, width)
-        if mask.size and np.maximum.reduce(mask, axis=None) > 1:
+        if not len(ids):
+            return np.empty((0, width), self.dtype), np.empty((0, width), np.bool_)
+        rows, mask = self._open().read(ids, width)
+        if np.maximum.reduce(mask, axis=None) > 1:
             self._refuse_mask(ids, mask)
         return rows, mask.view(np.bool_)
-
-    def _gather(self, reader: Reader, ids: Array, column: int, width: int) -> Array:
-        """The columns `[column, column + width)` of the rows `ids`: one indexing over all shards' files."""
-        if not len(ids):
-            return np.empty((0, width), reader.dtype)
-        found, left = reader.gather(ids * self.row_width + column, width)
-        for place in left:
-            row = int(ids[place])
-            shard = int(self._ends.searchsorted(row, "right"))
-            found[place] = reader.slice(shard, (row - self.offsets[shard]) * self.row_width + column, width)
-        return found
 
     def _checked_ids(self, row_ids: Sequence[int] | Array) -> Array:
         ids = np.asarray(row_ids)

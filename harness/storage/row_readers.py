@@ -1,0 +1,95 @@
+"""What reads the rows of a split in one process: their files as one table, or through h5py shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from harness.storage.chunk_cache import ChunkedRows
+from harness.storage.extents import Positional, Reader
+from harness.storage.mapped import Mapped
+from harness.storage.row_files import RowShard
+
+Array = np.ndarray[Any, Any]
+
+
+class RowsReader(Protocol):
+    """Rows by number, at least one, over all shards. Several threads may use it at once."""
+
+    def read(self, ids: Array, width: int) -> tuple[Array, Array]:
+        """The first `width` columns of the rows `ids` and of their mask as stored bytes, owned `(n, width)`."""
+
+    def mask(self, ids: Array, first_column: int) -> Array:
+        """The mask of the rows `ids` from a column on, as stored bytes."""
+
+
+class PlainRows:
+    """Rows that lie in their files as they are: one indexing over all shards, or reads at positions."""
+
+    def __init__(self, shards: Sequence[RowShard], row_width: int, dtype: np.dtype[Any], mmap: bool) -> None:
+        open_reader = Mapped if mmap else Positional
+        self._row_width = row_width
+        self._rows = open_reader([shard.rows for shard in shards], dtype)
+        self._mask = open_reader([shard.mask for shard in shards], np.dtype(np.uint8))
+        self._ends = _ends(shards, row_width)
+
+    def read(self, ids: Array, width: int) -> tuple[Array, Array]:
+        """As in `RowsReader`."""
+        return self._gather(self._rows, ids, 0, width), self._gather(self._mask, ids, 0, width)
+
+    def mask(self, ids: Array, first_column: int) -> Array:
+        """As in `RowsReader`."""
+        return self._gather(self._mask, ids, first_column, self._row_width - first_column)
+
+    def _gather(self, reader: Reader, ids: Array, column: int, width: int) -> Array:
+        found, left = reader.gather(ids * self._row_width + column, width)
+        if len(left):
+            places = np.asarray(left)
+            for shard, here, local in by_shard(ids[places], self._ends):
+                for place, row in zip(places[here].tolist(), local.tolist(), strict=True):
+                    found[place] = reader.slice(shard, row * self._row_width + column, width)
+        return found
+
+
+class DecodedRows:
+    """Rows that only h5py can read, shard by shard; decoded chunks are kept within bounds."""
+
+    def __init__(self, shards: Sequence[RowShard], row_width: int, dtype: np.dtype[Any]) -> None:
+        self._files = ChunkedRows([(shard.rows.path, shard.rows.file) for shard in shards])
+        self._row_width = row_width
+        self._dtype = dtype
+        self._ends = _ends(shards, row_width)
+
+    def read(self, ids: Array, width: int) -> tuple[Array, Array]:
+        """As in `RowsReader`."""
+        rows, mask = np.empty((len(ids), width), self._dtype), np.empty((len(ids), width), np.bool_)
+        for shard, places, local in by_shard(ids, self._ends):
+            part, part_mask = self._files.read(shard, local)
+            rows[places], mask[places] = part[:, :width], part_mask[:, :width]
+        return rows, mask.view(np.uint8)
+
+    def mask(self, ids: Array, first_column: int) -> Array:
+        """As in `RowsReader`."""
+        mask = np.empty((len(ids), self._row_width - first_column), np.bool_)
+        for shard, places, local in by_shard(ids, self._ends):
+            mask[places] = self._files.read_mask(shard, local)[:, first_column:]
+        return mask.view(np.uint8)
+
+
+def by_shard(ids: Array, ends: Array) -> Iterator[tuple[int, Array, Array]]:
+    """Shard by shard: which places of `ids` are rows of it, and their numbers inside of it.
+
+    `ends` are the prefix sums of the shards' rows.
+    """
+    shards = ends.searchsorted(ids, "right")
+    order = np.argsort(shards, kind="stable")
+    cuts = np.flatnonzero(np.diff(shards[order])) + 1
+    for places in np.split(order, cuts):
+        shard = int(shards[places[0]])
+        yield shard, places, ids[places] - (ends[shard - 1] if shard else 0)
+
+
+def _ends(shards: Sequence[RowShard], row_width: int) -> Array:
+    return np.cumsum([shard.rows.tokens // row_width for shard in shards], dtype=np.int64)
