@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from harness import __version__, resume
+from harness import __version__, reference, resume, weights
 from harness.checkpoint import Checkpoint
 from harness.config import TrainConfig
 from harness.data_setup import Data
 from harness.device import make_autocast, peak_flops, set_numerics, should_compile
 from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
-from harness.objectives import LanguageModelling
+from harness.objectives import LanguageModelling, Objective, make_preference
 from harness.optim import make_optimizer
 from harness.run_dir import Status
 from harness.sample import make_sampler
@@ -31,25 +31,40 @@ log = logging.getLogger("harness")
 
 @dataclass(frozen=True)
 class Learner:
-    """What a checkpoint's tensors hold. `rng` is None at a fresh start: the seed is set already."""
+    """What a checkpoint's tensors hold. `rng` is None at a fresh start: the seed is set already.
+
+    `reference`: the frozen starting weights of a run that is trained on preferences.
+    """
 
     model: GPT
     optimizer: torch.optim.Optimizer
     rng: dict[str, Any] | None
+    reference: GPT | None = None
 
 
 def build_learner(
-    config: TrainConfig, vocab_size: int, device: torch.device, saved: Checkpoint | None
+    config: TrainConfig,
+    vocab_size: int,
+    device: torch.device,
+    saved: Checkpoint | None,
+    initial: Checkpoint | None = None,
 ) -> Learner:
-    """Model and optimizer on the device: fresh from the seed, or exactly as `saved` left them."""
+    """Model and optimizer on the device: fresh from the seed, or exactly as `saved` left them.
+
+    A fresh model gets the weights of `initial`; the random numbers after it are those of any fresh start.
+    """
     set_numerics(config, device)
     resume.seed_rng(config.seed)
     model = GPT(config.model, vocab_size=vocab_size, seq_len=config.loader.seq_len).to(device)
     optimizer = make_optimizer(model, config.optimizer, device)
+    needs_reference = reference.is_needed(config)
     if saved is None:
-        return Learner(model, optimizer, None)
+        if initial is not None:
+            weights.load_initial(model, initial)
+        return Learner(model, optimizer, None, reference.frozen(model) if needs_reference else None)
+    frozen = reference.load(model, saved) if needs_reference else None
     saved.restore_into(model, optimizer)
-    return Learner(model, optimizer, saved.rng_state())
+    return Learner(model, optimizer, saved.rng_state(), frozen)
 
 
 def assemble(
@@ -63,11 +78,15 @@ def assemble(
     saved: Checkpoint | None,
     status: Status,
     tracker: Tracker,
+    origin: dict[str, Any] | None = None,
 ) -> Run:
-    """Everything the loop needs, in one place."""
+    """Everything the loop needs, in one place. `origin`: what `origin_of` says."""
     model, manifest = learner.model, data.train.manifest
     compiled = should_compile(config.compile, device)
-    objective = LanguageModelling(torch.compile(model.loss) if compiled else model.loss)
+    language: Objective = LanguageModelling(torch.compile(model.loss) if compiled else model.loss)
+    objective = language
+    if learner.reference is not None:
+        objective = make_preference(model, learner.reference, config.trainer.dpo_beta, compiled=compiled)
     return Run(
         config=config,
         path=path,
@@ -80,7 +99,7 @@ def assemble(
         autocast=make_autocast(config.precision, device),
         progress=progress_of(saved),
         cursor=loader.state_dict(),
-        identity=_identity(path, data, saved),
+        identity=_identity(path, data, saved) | (origin or {}),
         log=StepLog(
             MetricsFile(path / "metrics.jsonl"),
             tracker,
@@ -108,10 +127,29 @@ def _identity(path: Path, data: Data, saved: Checkpoint | None) -> dict[str, Any
         "run_id": saved.trainer["run_id"] if saved is not None and goes_on else uuid.uuid4().hex,
         "parent": parent_of(path, saved),
         "metadata_sha256": manifest.metadata_sha256,
+        "data_changes": [] if saved is None else saved.trainer.get("data_changes", []),
         "content_sha256": manifest.content_sha256,
         "vocab_size": manifest.tokenizer.vocab_size,
         "versions": {"harness": __version__, "torch": torch.__version__},
     }
+
+
+def keep_origin(
+    path: Path, learner: Learner, saved: Checkpoint | None, initial: Checkpoint | None
+) -> dict[str, Any]:
+    """What trainer.json says of the weights a run began with; writes its reference at the start."""
+    sha256: str | None = None
+    if learner.reference is not None:
+        if saved is None:
+            sha256 = reference.write(path, learner.reference)
+        elif saved.run_dir != path:
+            sha256 = reference.copy_into(path, saved)
+        else:
+            sha256 = saved.trainer["reference_sha256"]
+    if saved is not None:
+        return {"init_from": saved.trainer.get("init_from"), "reference_sha256": sha256}
+    record = None if initial is None else weights.initial_record(initial)
+    return {"init_from": record, "reference_sha256": sha256}
 
 
 def parent_of(path: Path, saved: Checkpoint | None) -> dict[str, Any] | None:

@@ -48,6 +48,12 @@ _TRAINER_KEYS: dict[str, tuple[type, ...]] = {
     "metadata_sha256": (str,),
     "content_sha256": (str, type(None)),
 }
+# Of runs that have such a thing; absent in checkpoints that were written before it was known.
+_OPTIONAL_TRAINER_KEYS: dict[str, tuple[type, ...]] = {
+    "init_from": (dict, type(None)),
+    "reference_sha256": (str, type(None)),
+    "data_changes": (list,),
+}
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -60,6 +66,7 @@ class Checkpoint:
     trainer: dict[str, Any]
     loader: dict[str, Any]
     config: dict[str, Any]
+    model_sha256: str
 
     @property
     def run_dir(self) -> Path:
@@ -67,13 +74,18 @@ class Checkpoint:
 
     def restore_into(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Put the saved weights, and the optimizer's state where one is given, into place."""
+        with self.foreign(MODEL):
+            model.load_state_dict(self.weights())
+        if optimizer is not None:
+            with self.foreign(OPTIMIZER):
+                optimizer.load_state_dict(self.optimizer_state())
+
+    def weights(self) -> dict[str, Tensor]:
+        """The model's tensors by name, on the CPU."""
         from safetensors.torch import load_file
 
-        with self._foreign(MODEL):
-            model.load_state_dict(load_file(self.path / MODEL))
-        if optimizer is not None:
-            with self._foreign(OPTIMIZER):
-                optimizer.load_state_dict(self.optimizer_state())
+        with self.foreign(MODEL):
+            return load_file(self.path / MODEL)
 
     def optimizer_state(self) -> dict[str, Any]:
         return self._tensors(OPTIMIZER)
@@ -84,12 +96,12 @@ class Checkpoint:
     def _tensors(self, name: str) -> dict[str, Any]:
         import torch
 
-        with self._foreign(name):
+        with self.foreign(name):
             state: dict[str, Any] = torch.load(self.path / name, map_location="cpu", weights_only=True)
         return state
 
     @contextlib.contextmanager
-    def _foreign(self, name: str) -> Iterator[None]:
+    def foreign(self, name: str) -> Iterator[None]:
         """A file that is what its index says, and yet not what this harness wrote."""
         try:
             yield
@@ -136,12 +148,12 @@ def is_newest(path: Path) -> bool:
     return bool(steps) and step_dir(path.parent.parent, steps[-1]) == path
 
 
-def find(path: Path) -> Path:
-    """The checkpoint that `resume=PATH` means: PATH itself, or the newest complete one of a run directory."""
+def find(path: Path, key: str = "resume") -> Path:
+    """The checkpoint that `KEY=PATH` means: PATH itself, or the newest complete one of a run directory."""
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
         raise UserError(
-            f"resume={path} {what}. Give a run directory, or one of its checkpoints/step-N folders."
+            f"{key}={path} {what}. Give a run directory, or one of its checkpoints/step-N folders."
         )
     if (path / _INDEX).is_file():
         return path
@@ -154,7 +166,7 @@ def find(path: Path) -> Path:
             + _others(path)
         )
     raise UserError(
-        f"resume={path}: no complete checkpoint there: neither {_INDEX} nor checkpoints/step-N/{_INDEX}. "
+        f"{key}={path}: no complete checkpoint there: neither {_INDEX} nor checkpoints/step-N/{_INDEX}. "
         "Give a run directory or one of its checkpoints/step-N folders."
     )
 
@@ -163,11 +175,7 @@ def _others(path: Path) -> str:
     steps = [
         step for step in complete_steps(path.parent.parent) if step_dir(path.parent.parent, step) != path
     ]
-    return (
-        f"Use resume={step_dir(path.parent.parent, steps[-1])}"
-        if steps
-        else "The run has no other checkpoint."
-    )
+    return f"Use {step_dir(path.parent.parent, steps[-1])}" if steps else "The run has no other checkpoint."
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -186,12 +194,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     named = _STEP.fullmatch(path.name)
     if named and int(named[1]) != index["step"]:
         raise UserError(f"{path} was renamed: {_INDEX} says step {index['step']}. Give it back its name.")
-    return Checkpoint(path, index["step"], trainer, loader, config)
+    return Checkpoint(path, index["step"], trainer, loader, config, index["files"][MODEL]["sha256"])
 
 
 def _read_trainer(path: Path) -> dict[str, Any]:
     trainer = _read_json(path / TRAINER)
-    for key, kinds in _TRAINER_KEYS.items():
+    optional = {key: kinds for key, kinds in _OPTIONAL_TRAINER_KEYS.items() if key in trainer}
+    for key, kinds in (_TRAINER_KEYS | optional).items():
         value = trainer.get(key)
         if key not in trainer or not isinstance(value, kinds) or isinstance(value, bool):
             wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)

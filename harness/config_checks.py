@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.config import PrepareScriptConfig, TrainConfig, get, layout, row_width, total_steps
 from harness.config_groups import HfTokenizerConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
-from harness.errors import UserError
+from harness.errors import UserError, did_you_mean
 from harness.escapes import unescape
 
 # key -> (smallest, largest, what it is); null is allowed wherever the dataclass allows it.
@@ -187,6 +187,12 @@ def _training_problems(config: TrainConfig) -> list[str]:
             problems.append(
                 f"schedule.warmup_steps={schedule.warmup_steps} is more than the schedule's {steps} steps: "
                 f"use schedule.warmup_steps<={steps} or a larger budget"
+            )
+    for change in config.resume_accept:
+        if change != "data":
+            problems.append(
+                f"resume_accept={change}: only data can be accepted, shards that were added to the set"
+                f"{did_you_mean(change, ['data'])}"
             )
     betas = config.optimizer.betas
     if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):

@@ -6,14 +6,9 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.errors import UserError
 from harness.script_words import parse, run_script
-
-if TYPE_CHECKING:
-    from harness.finished import Finished
-    from harness.storage import TokenStore
 
 
 @dataclass
@@ -45,12 +40,13 @@ def _main() -> None:
     from harness.evaluation import evaluate
     from harness.finished import load
     from harness.storage import open_store
+    from harness.weights import check_tokenizer
 
     device = select_device(options.device)
     finished = load(path, device)
     directory = Path(options.set).absolute() if options.set else finished.set_directory
     store = open_store(directory, options.split)
-    _check_tokenizer(finished, store)
+    check_tokenizer(finished.checkpoint, store.manifest)
     result = evaluate(
         finished.model,
         store,
@@ -69,26 +65,3 @@ def _main() -> None:
         "bits_per_byte": result.bits_per_byte,
     }
     print(json.dumps(answer, indent=2))
-
-
-def _check_tokenizer(finished: Finished, store: TokenStore) -> None:
-    """Ids mean something only in the tokenizer that the model was trained with."""
-    theirs, vocab_size = store.manifest.tokenizer, finished.model.vocab_size
-    name, sha256 = finished.config.tokenizer.name, _tokenizer_sha256(finished)
-    differs = sha256 is not None and theirs.sha256 is not None and theirs.sha256 != sha256
-    if theirs.vocab_size != vocab_size or theirs.name != name or differs:
-        raise UserError(
-            f"{store.manifest.path} was made with tokenizer {theirs.name} ({theirs.vocab_size} ids, sha256 "
-            f"{theirs.sha256}), the model was trained with {name} ({vocab_size} ids, sha256 {sha256}): "
-            "evaluate on a set made with the model's tokenizer"
-        )
-
-
-def _tokenizer_sha256(finished: Finished) -> str | None:
-    """From the run's copy of its manifest; None where there is no copy that can be read."""
-    try:
-        raw = json.loads((finished.checkpoint.run_dir / "manifest.json").read_text())
-        value = raw["tokenizer"].get("sha256")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return value if isinstance(value, str) else None

@@ -29,7 +29,7 @@ class Finished:
 
 def load(path: Path, device: torch.device) -> Finished:
     """Load a checkpoint, or a run directory's newest one, whose files are all checked first."""
-    saved = checkpoint.open_checkpoint(checkpoint.find(path.expanduser().absolute()))
+    saved = checkpoint.open_checkpoint(checkpoint.find(path.expanduser().absolute(), "RUN"))
     config = from_dict(saved.config, str(saved.path / checkpoint.CONFIG))
     model = GPT(config.model, vocab_size=saved.trainer["vocab_size"], seq_len=config.loader.seq_len)
     saved.restore_into(model, None)

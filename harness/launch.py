@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from harness import admission, resume, run_dir
-from harness.build import Learner, assemble, build_learner, parent_of, progress_of
+from harness import admission, growth, resume, run_dir, weights
+from harness.build import Learner, assemble, build_learner, keep_origin, parent_of, progress_of
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
 from harness.config import TrainConfig, total_steps
@@ -53,6 +53,7 @@ class _Plan:
     config: TrainConfig
     path: Path
     saved: Checkpoint | None
+    initial: Checkpoint | None
     data: Data
     loader: Loader
     device: torch.device
@@ -73,20 +74,23 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
     admission.refuse_several_processes()
     saved = admission.open_resumed(config, path)
     admission.check(config, path, saved)
+    initial = weights.open_initial(config) if saved is None else None
     device = select_device(config.device)
     with (
         contextlib.closing(open_data(config, log.info)) as data,
         contextlib.closing(make_loader(config.loader, data.train)) as loader,
     ):
-        changes = _check_resumed(config, saved, data, loader)
-        plan = _Plan(config, path, saved, data, loader, device, changes)
+        if initial is not None:
+            weights.check_tokenizer(initial, data.train.manifest)
+        saved, changes = _check_resumed(config, saved, data, loader)
+        plan = _Plan(config, path, saved, initial, data, loader, device, changes)
         if saved is not None and plan.goes_on and saved.step >= total_steps(config):
             log.info(
                 "already complete at step %d, the budget is %d: %s. For more: trainer.max_steps=N",
                 saved.step, total_steps(config), shown(path),
             )  # fmt: skip
             return Outcome(path, saved.step, saved.trainer["val_loss"])
-        learner = build_learner(config, data.train.vocab_size, device, saved)
+        learner = build_learner(config, data.train.vocab_size, device, saved, initial)
         if saved is not None:
             loader.start_epoch(saved.trainer["epoch"])
             loader.load_state_dict(saved.loader)
@@ -96,18 +100,23 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
             return _execute(plan, learner, composed or {}, stop)
 
 
-def _check_resumed(config: TrainConfig, saved: Checkpoint | None, data: Data, loader: Loader) -> list[str]:
-    """What changed and may change, a line each; raises where something may not."""
+def _check_resumed(
+    config: TrainConfig, saved: Checkpoint | None, data: Data, loader: Loader
+) -> tuple[Checkpoint | None, list[str]]:
+    """Where to go on, and what changed and may change, a line each; raises where something may not."""
     if saved is None:
-        return []
-    changes = resume.check(saved, record(config), data.train.manifest, saved.run_dir / "manifest.json")
+        return None, []
+    manifest = data.train.manifest
+    changes = resume.check(saved, record(config), manifest, config.resume_accept)
+    if saved.trainer["metadata_sha256"] != manifest.metadata_sha256:  # and that was accepted
+        saved = growth.taken_over(saved, manifest)
     loader.validate_state_dict(saved.loader)
-    return changes
+    return saved, changes
 
 
 def record(config: TrainConfig) -> dict[str, Any]:
     """The configuration as config.yaml and trackers keep it: how a run was resumed is no part of it."""
-    return to_dict(dataclasses.replace(config, resume=None))
+    return to_dict(dataclasses.replace(config, resume=None, resume_accept=[]))
 
 
 def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: StopRequest) -> Outcome:
@@ -126,6 +135,7 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
         run = assemble(
             plan.config, path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
             saved=saved, status=status, tracker=tracker,
+            origin=keep_origin(path, learner, saved, plan.initial),
         )  # fmt: skip
         _describe(run, plan)
         if learner.rng is not None:  # last, so that nothing between here and the first step draws a number
@@ -193,6 +203,8 @@ def _describe(run: Run, plan: _Plan) -> None:
     log.info(
         "model     %s, %s parameters, on %s", config.model.name, f"{parameter_count(run.model):,}", run.device
     )
+    if plan.initial is not None:
+        log.info("weights   of %s%s", shown(plan.initial.path), _cut_positions(run, plan.initial))
     if plan.saved is not None and not plan.goes_on:
         log.info("branch    of %s at step %d", shown(plan.saved.run_dir), plan.saved.step)
     log.info(
@@ -201,6 +213,11 @@ def _describe(run: Run, plan: _Plan) -> None:
     )  # fmt: skip
     if run.progress.step:
         log.info("resumed   at step %d, epoch %d", run.progress.step, run.progress.epoch)
+
+
+def _cut_positions(run: Run, initial: Checkpoint) -> str:
+    known, kept = initial.config["loader"]["seq_len"], run.model.seq_len
+    return f", the first {kept} of its {known} positions" if known > kept else ""
 
 
 def _say_goodbye(run: Run, signal_name: str | None) -> None:

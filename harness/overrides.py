@@ -119,11 +119,11 @@ def replay(old: list[str], new: list[str], paths: dict[str, str]) -> list[str]:
     """The overrides of a resumed run: its own, then the absolute paths it used, then the new ones.
 
     Dropped from the old: keys that the new ones set (the last wins, and `+a` twice is an error), the keys
-    below a group that the new ones choose again, the other budget, the run's name, and `resume` itself.
+    below a group that the new ones choose again, the other budget, the run's name, and how it was resumed.
     """
     new_keys = {key_of(override) for override in new}
     groups = {key for key in new_keys if "." not in key}
-    dropped = new_keys | {"resume", "run.name"}
+    dropped = new_keys | {"resume", "resume_accept", "run.name"}
     if new_keys & set(_BUDGETS):
         dropped |= set(_BUDGETS)
     if "data.root" in new_keys:

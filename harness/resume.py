@@ -1,35 +1,45 @@
 """What may change when a run goes on, and what may not; and the random state that goes with it.
 
-| kind  | keys                                                              | at a resume             |
-|-------|-------------------------------------------------------------------|-------------------------|
-| fatal | the model's shape, the vocabulary                                 | refused                 |
-| order | loader, batch_size, seq_len, the seeds                            | refused                 |
-| data  | the manifest's digest                                             | refused                 |
-| free  | budget, lr, schedule, cadences, tracker, micro-batch, device, ... | listed, old and new     |
+| kind  | keys                                                                      | at a resume          |
+|-------|---------------------------------------------------------------------------|----------------------|
+| fatal | the model's shape, the vocabulary, init_from                              | refused              |
+| order | loader, batch_size, seq_len, the seeds, stride, sampling, row_width, ...  | refused              |
+| loss  | mask_boundary, dpo_beta                                                   | refused              |
+| data  | the manifest's digest                                                     | refused, growth.py   |
+| free  | budget, lr, schedule, cadences, tracker, micro-batch, device, ...         | listed, old and new  |
 
 Each difference is named with both values before the first step.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import growth
 from harness.commands import shown
+from harness.config_record import from_dict, to_dict
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.checkpoint import Checkpoint
     from harness.storage.manifest import Manifest
 
-_FATAL = {"model.n_layer", "model.n_head", "model.n_embd"}
-_ORDER = {"loader.name", "loader.batch_size", "loader.seq_len", "loader.seed", "seed"}
+_SHAPE = "the weights have another shape"
+_ORDER = "the order of the data changes"
+_LOSS = "the loss becomes another one"
+_REFUSED = {
+    **dict.fromkeys(("model.n_layer", "model.n_head", "model.n_embd"), _SHAPE),
+    **dict.fromkeys(("loader.name", "loader.batch_size", "loader.seq_len", "loader.seed", "seed"), _ORDER),
+    **dict.fromkeys(("loader.stride", "loader.sampling", "loader.epoch_seed"), _ORDER),
+    **dict.fromkeys(("loader.row_width", "loader.window_tokens"), _ORDER),
+    **dict.fromkeys(("loader.mask_boundary", "trainer.dpo_beta"), _LOSS),
+    "init_from": "a run that goes on has its weights already",
+}
 _BUDGET = {"trainer.max_steps", "trainer.max_tokens"}
 # Named by other checks, or no setting of the run at all.
-_SILENT = {"resume", "run.name", "model.name"}
+_SILENT = {"resume", "resume_accept", "run.name", "model.name"}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -48,18 +58,18 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
-def check(
-    checkpoint: Checkpoint, config: dict[str, Any], manifest: Manifest, old_manifest: Path
-) -> list[str]:
-    """Compare a checkpoint with what is about to go on; returns a line for each free change.
+def check(checkpoint: Checkpoint, config: dict[str, Any], manifest: Manifest, accept: list[str]) -> list[str]:
+    """Compare a checkpoint with what is about to go on; returns a line for each change that is free.
 
-    Raises one `UserError` that names everything that may not change, with both values.
+    `accept`: kinds of change that were allowed by name (`data`). Raises one `UserError` that names everything
+    that may not change, with both values.
     """
-    changed = differences(checkpoint.config, config)
+    source = str(checkpoint.path / "config.yaml")
+    old_config, new_config = _effective(to_dict(from_dict(checkpoint.config, source))), _effective(config)
+    changed = differences(old_config, new_config)
+    refused = [key for key in changed if key in _REFUSED and not _belongs_to_another_loader(key, changed)]
     problems = [
-        f"{key}: checkpoint {old}, now {new}: {_why(key)}"
-        for key, (old, new) in changed.items()
-        if key in _FATAL | _ORDER
+        f"{key}: checkpoint {changed[key][0]}, now {changed[key][1]}: {_REFUSED[key]}" for key in refused
     ]
     vocab_size = checkpoint.trainer["vocab_size"]
     if vocab_size != manifest.tokenizer.vocab_size:
@@ -67,20 +77,35 @@ def check(
             f"vocabulary: checkpoint {vocab_size}, {manifest.path} {manifest.tokenizer.vocab_size}: "
             "the embedding has another shape"
         )
-    problems += _data_problems(checkpoint, manifest, old_manifest)
+    data, grown = _data_difference(checkpoint, manifest, config["loader"]["name"], "data" in accept)
+    problems += data
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        refused = [key for key in changed if key in _FATAL | _ORDER]
         mend = f"Drop {', '.join(refused)} from the command" if refused else "Use the data of the checkpoint"
         raise UserError(
             f"{shown(checkpoint.path)} cannot go on like this:\n{lines}\n"
             f"{mend}, or start a new run without resume=."
         )
-    return [
+    return grown + [
         f"changed since the checkpoint: {key} {old} -> {new}{_consequence(key, config)}"
         for key, (old, new) in changed.items()
         if key not in _SILENT
     ]
+
+
+def _effective(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the loader's null replaced by what it means."""
+    loader = dict(config["loader"])
+    if loader.get("stride", 0) is None and loader["sampling"] != "uniform":
+        loader["stride"] = loader["seq_len"]
+    if loader.get("row_width", 0) is None:
+        loader["row_width"] = loader["seq_len"] + 1
+    return config | {"loader": loader}
+
+
+def _belongs_to_another_loader(key: str, changed: dict[str, tuple[Any, Any]]) -> bool:
+    """Two loaders have different keys; that they are two is said once."""
+    return key.startswith("loader.") and key != "loader.name" and "loader.name" in changed
 
 
 def _consequence(key: str, config: dict[str, Any]) -> str:
@@ -88,29 +113,24 @@ def _consequence(key: str, config: dict[str, Any]) -> str:
     return " (the rest of the lr schedule changes with it)" if follows_budget else ""
 
 
-def _why(key: str) -> str:
-    return "the weights have another shape" if key in _FATAL else "the order of the data changes"
-
-
-def _data_problems(checkpoint: Checkpoint, manifest: Manifest, old_manifest: Path) -> list[str]:
+def _data_difference(
+    checkpoint: Checkpoint, manifest: Manifest, loader: str, accepted: bool
+) -> tuple[list[str], list[str]]:
+    """What is wrong with the data, and what was accepted of it; both empty where it is the checkpoint's."""
     old, new = checkpoint.trainer["metadata_sha256"], manifest.metadata_sha256
     if old == new:
-        return []
+        return [], []
+    recorded = growth.recorded_manifest(checkpoint.run_dir, old)
+    digests = f"metadata_sha256: checkpoint {old}, {manifest.path} {new}"
+    if (added := growth.added_shards(recorded, manifest.raw)) is not None:
+        if accepted and loader == "sequential":
+            return [], [f"changed since the checkpoint, accepted: {added} shards added, {digests}"]
+        return [f"{digests}: {growth.refusal(loader, added)}"], []
     same = checkpoint.trainer["content_sha256"]
     tokens = "the same tokens in another set" if same and same == manifest.content_sha256 else "other data"
-    fields = "".join(
-        f"\n      {key}: then {before}, now {after}"
-        for key, (before, after) in differences(_read_manifest(old_manifest), manifest.raw).items()
-    )
-    return [f"metadata_sha256: checkpoint {old}, {manifest.path} {new}: {tokens}{fields}"]
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return raw if isinstance(raw, dict) else {}
+    known = differences(recorded, manifest.raw) if recorded else {}
+    fields = "".join(f"\n      {key}: then {before}, now {after}" for key, (before, after) in known.items())
+    return [f"{digests}: {tokens}{fields}"], []
 
 
 def rng_state() -> dict[str, Any]:

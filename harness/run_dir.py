@@ -3,6 +3,7 @@
 config.yaml        the resolved configuration          .hydra/             as composed, with overrides.yaml
 environment.json   every start of the run: code, packages, hardware, threads
 manifest.json      a copy of the data's manifest       train.log
+manifest-*.json    copies of the manifests before shards were added, each named by its digest
 status.json        state, phase, step, pid, ... : what a scheduler or a person asks first
 """
 
@@ -25,7 +26,9 @@ from typing import Any
 
 import yaml
 
+from harness import growth
 from harness.files import write_atomic, write_json
+from harness.storage.manifest import manifest_digest
 
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb", "safetensors")
 _NOTE_INTERVAL = 1.0  # seconds
@@ -44,9 +47,21 @@ def write_inputs(
     for name, text in composed.items():
         write_atomic(path / ".hydra" / name, text)
     write_atomic(path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-    write_json(path / "manifest.json", manifest)
+    _keep_manifest(path, manifest)
+    write_json(path / growth.COPY, manifest)
     starts = _read_starts(path / "environment.json")
     write_json(path / "environment.json", {"starts": [*starts, {"step": step, **environment()}]})
+
+
+def _keep_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """The copy of another set's manifest, from before shards were added, stays under its digest."""
+    try:
+        old = json.loads((path / growth.COPY).read_text())
+        name = growth.kept_name(manifest_digest(old))
+    except (OSError, ValueError, TypeError):
+        return
+    if old != manifest:
+        write_json(path / name, old)
 
 
 def _read_starts(path: Path) -> list[Any]:

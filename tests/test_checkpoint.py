@@ -72,7 +72,7 @@ def test_weights_of_equal_runs_are_equal_files(finished: Path, tmp_path: Path) -
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (newest(copy) / name).unlink()
-    with pytest.raises(UserError, match=rf"{name} is missing.*resume=.*step-00000004"):
+    with pytest.raises(UserError, match=rf"{name} is missing.*Use .*step-00000004"):
         checkpoint.open_checkpoint(newest(copy))
 
 
