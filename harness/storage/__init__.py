@@ -9,18 +9,22 @@ from harness.storage.hdf5 import MmapTokenStore
 from harness.storage.manifest import load_manifest
 from harness.storage.manifest_schema import SIDES, SPLITS
 from harness.storage.npy import ShardedTokenDataset
+from harness.storage.ranges import read_ranges
+from harness.storage.row_reader import RowReader
 from harness.storage.rows import PairStore, RowStore
 from harness.storage.tokens import TokenStore
 
 __all__ = [
     "MmapTokenStore",
     "PairStore",
+    "RowReader",
     "RowStore",
     "ShardedTokenDataset",
     "Store",
     "TokenStore",
     "open_split",
     "open_store",
+    "read_ranges",
 ]
 
 # One split of a prepared set, of any layout.
