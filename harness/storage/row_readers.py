@@ -19,7 +19,7 @@ class RowsReader(Protocol):
     """Rows by number, at least one, over all shards. Several threads may use it at once."""
 
     def read(self, ids: Array, width: int) -> tuple[Array, Array]:
-        """The first `width` columns of the rows `ids` and of their mask as stored bytes, owned `(n, width)`."""
+        """The first `width` columns of rows and mask, owned `(n, width)`; the mask as stored bytes."""
 
     def mask(self, ids: Array, first_column: int) -> Array:
         """The mask of the rows `ids` from a column on, as stored bytes."""
