@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from harness.config import layout
+from harness.config import layout, row_width
 from harness.config_groups import (
     ContrastiveRowsConfig,
     LoaderConfig,
@@ -95,5 +95,7 @@ def make_loader(config: LoaderConfig, store: Store, *, rank: int = 0, world_size
     batch or the ranks cannot share it evenly.
     """
     if store.manifest.storage.layout != layout(config):
-        raise wrong_layout(store.manifest, f"loader={config.name}", layout(config))
+        width = row_width(config)
+        words = config.name if width is None else f"{config.name} loader.row_width={width}"
+        raise wrong_layout(store.manifest, f"loader={config.name}", layout(config), words)
     return Prefetcher(LOADERS[config.name](config, store, rank=rank, world_size=world_size), config.prefetch)

@@ -56,19 +56,22 @@ def stream_manifest(
         yield manifest
 
 
-def wrong_layout(manifest: Manifest, asker: str, layout: str) -> UserError:
-    """The error where `asker` (`loader=padded_rows`) reads sets of another `layout` than this one has."""
-    loader, words = _LAYOUTS[layout]
+def wrong_layout(manifest: Manifest, asker: str, layout: str, loader: str | None = None) -> UserError:
+    """The error where `asker` reads sets of another `layout` than this one has; `loader` as `prepare_words`."""
+    default, words = _LAYOUTS[layout]
     found = manifest.storage.layout
     return UserError(
         f"{asker} reads {words} (storage.layout={layout}), but {manifest.path} holds {_LAYOUTS[found][1]} "
         f"(storage.layout={found}), which are other files with other samples. Point data.path at a set of "
-        f"that layout, or prepare one in a folder of its own: {prepare_words(manifest, loader)}"
+        f"that layout, or prepare one in a folder of its own: {prepare_words(manifest, loader or default)}"
     )
 
 
 def prepare_words(manifest: Manifest, loader: str) -> str:
-    """The form of the command that prepares the same text for another `loader`."""
+    """The command that prepares the same text for a `loader`, its name and further overrides if need be.
+
+    It has what the manifest knows; a corpus of files must be told its path, too.
+    """
     corpus = manifest.preparation.get("corpus", "...")
     return (
         f"python scripts/prepare_data.py data={manifest.storage.format} corpus={corpus} "
