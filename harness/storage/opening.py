@@ -57,7 +57,7 @@ def stream_manifest(
 
 
 def wrong_layout(manifest: Manifest, asker: str, layout: str, loader: str | None = None) -> UserError:
-    """The error where `asker` reads sets of another `layout` than this one has; `loader` as `prepare_words`."""
+    """The error where `asker` reads sets of another `layout` than this; `loader` as in `prepare_words`."""
     default, words = _LAYOUTS[layout]
     found = manifest.storage.layout
     return UserError(
