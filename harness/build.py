@@ -22,6 +22,7 @@ from harness.optim import make_optimizer
 from harness.run_dir import Status
 from harness.sample import make_sampler
 from harness.step_log import StepLog
+from harness.storage import PairStore
 from harness.tracking import Tracker
 from harness.tracking.jsonl import MetricsFile
 from harness.trainer import Progress, Run
@@ -95,6 +96,7 @@ def assemble(
         optimizer=learner.optimizer,
         loader=loader,
         validation=data.validation,
+        judge=objective if isinstance(data.validation, PairStore) else language,
         device=device,
         autocast=make_autocast(config.precision, device),
         progress=progress_of(saved),

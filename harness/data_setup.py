@@ -1,4 +1,4 @@
-"""From a configuration to open token stores: prepared where that is free, compared, never guessed."""
+"""From a configuration to open stores: prepared where that is free, compared, never guessed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.commands import override, prepare_command, shell_word, shown
-from harness.config import PrepareScriptConfig, TrainConfig, get, set_directory
+from harness.config import PrepareScriptConfig, TrainConfig, get, layout, set_directory
 from harness.errors import UserError
-from harness.storage import open_store
+from harness.storage import PairStore, Store, TokenStore, open_split
 
 if TYPE_CHECKING:
-    from harness.storage.tokens import TokenStore
+    from harness.storage.manifest import Manifest
 
 
 _FILES = ("corpus.path", "tokenizer.path")  # null in a run: whatever the set was made from
+
+# storage.layout -> the words that say what it is and choose a loader that reads it
+_LOADERS = {"stream": "sequential", "rows": "padded_rows", "contrastive": "contrastive_rows"}
 
 
 @dataclass
 class Data:
     """The open stores of a run. `validation` may belong to another set than `train`."""
 
-    train: TokenStore
-    validation: TokenStore
+    train: Store
+    validation: Store
 
     def close(self) -> None:
         self.train.close()
@@ -40,7 +43,7 @@ def open_data(config: TrainConfig, report: Callable[[str], None]) -> Data:
     if not directory.exists():
         _prepare_or_refuse(config, directory, report)
     again = prepare_command(config, "prepare.overwrite=true")
-    train = open_store(directory, "train", mmap=config.data.mmap, prepare_command=again)
+    train = open_split(directory, "train", mmap=config.data.mmap, prepare_command=again)
     _check_digest(config, train)
     _check_preparation(config, train)
     validation = _open_validation(config, train)
@@ -57,7 +60,9 @@ def _prepare_or_refuse(config: TrainConfig, directory: Path, report: Callable[[s
     from harness.prepare import prepare
 
     report(f"no data at {directory} yet: preparing the embedded corpus once")
-    wanted = PrepareScriptConfig(config.data, config.corpus, config.tokenizer, config.prepare)
+    wanted = PrepareScriptConfig(
+        config.data, config.corpus, config.tokenizer, config.prepare, config.loader, config.seed
+    )
     report(str(prepare(wanted, report=report)))
 
 
@@ -68,7 +73,7 @@ def _is_needed(config: TrainConfig, key: str) -> bool:
     return config.tokenizer.name == "hf"
 
 
-def _check_digest(config: TrainConfig, store: TokenStore) -> None:
+def _check_digest(config: TrainConfig, store: Store) -> None:
     expected = config.data.expect_sha256
     if expected is not None and store.metadata_sha256 != expected:
         raise UserError(
@@ -77,8 +82,8 @@ def _check_digest(config: TrainConfig, store: TokenStore) -> None:
         )
 
 
-def _check_preparation(config: TrainConfig, store: TokenStore) -> None:
-    """A run must not be logged as one tokenizer, corpus or split and read another."""
+def _check_preparation(config: TrainConfig, store: Store) -> None:
+    """A run must not be logged as one storage, tokenizer, corpus or split and read another."""
     from harness.prepare import preparation_settings
 
     manifest = store.manifest
@@ -89,7 +94,7 @@ def _check_preparation(config: TrainConfig, store: TokenStore) -> None:
     differing = {
         key: (found[key], wanted[key]) for key in wanted if key in found and wanted[key] != found[key]
     }
-    differing |= _differing_files(config, store)
+    differing |= _differing_storage(config, manifest) | _differing_files(config, store)
     if differing:
         lines = "\n".join(
             f"  - {key}: the set {old}, the configuration {new}" for key, (old, new) in differing.items()
@@ -111,7 +116,26 @@ def _dotted(preparation: dict[str, Any]) -> dict[str, Any]:
     return {names.get(key, f"prepare.{key}"): value for key, value in preparation.items()}
 
 
-def _differing_files(config: TrainConfig, store: TokenStore) -> dict[str, tuple[Any, Any]]:
+def _differing_storage(config: TrainConfig, manifest: Manifest) -> dict[str, tuple[Any, Any]]:
+    """How the set lies on disk: the group words and the keys that a run names and the manifest says too."""
+    storage = manifest.storage
+    found = {
+        "data": storage.format,
+        "data.compression": storage.compression,
+        "data.chunk_tokens": storage.chunk_tokens,
+        "loader": config.loader.name if storage.layout == layout(config.loader) else _LOADERS[storage.layout],
+        "loader.row_width": max((split.row_width or 0 for split in manifest.splits.values()), default=0),
+    }
+    wanted = {"data": config.data.name, "loader": config.loader.name}
+    wanted |= {key: get(config, key) for key in found if "." in key}
+    return {
+        key: (found[key], wanted[key])
+        for key in found
+        if None not in (found[key], wanted[key]) and found[key] != wanted[key]
+    }
+
+
+def _differing_files(config: TrainConfig, store: Store) -> dict[str, tuple[Any, Any]]:
     """Text and tokenizer files that the configuration names and the set was not made from."""
     from harness.prepare import recorded_corpus_path, tokenizer_identity
 
@@ -125,10 +149,10 @@ def _differing_files(config: TrainConfig, store: TokenStore) -> dict[str, tuple[
     return differing
 
 
-def _open_validation(config: TrainConfig, train: TokenStore) -> TokenStore:
+def _open_validation(config: TrainConfig, train: Store) -> Store:
     path = config.evaluation.set
     directory = train.manifest.directory if path is None else Path(path)
-    store = open_store(directory, "val", mmap=config.data.mmap)
+    store = open_split(directory, "val", mmap=config.data.mmap)
     if path is None and store.metadata_sha256 != train.metadata_sha256:
         raise UserError(
             f"{store.manifest.path} was replaced while it was opened: {train.metadata_sha256} became "
@@ -141,18 +165,32 @@ def _open_validation(config: TrainConfig, train: TokenStore) -> TokenStore:
             f"the training set with {ours.name} ({ours.vocab_size}): losses would mean nothing. "
             "Name a set made with the same tokenizer."
         )
+    if isinstance(store, PairStore) and not isinstance(train, PairStore):
+        raise UserError(
+            f"evaluation.set={path} holds pairs, but this run trains with loader={config.loader.name}: pairs "
+            "are judged against the starting weights, which only a run of loader=contrastive_rows keeps. Name "
+            "a set of a stream or of rows."
+        )
     needed = config.loader.seq_len + 1
-    if store.total_tokens < needed:
+    if isinstance(store, TokenStore) and store.total_tokens < needed:
         raise UserError(
             f"loader.seq_len={config.loader.seq_len} needs {needed} tokens, but val has {store.total_tokens} "
             f"({store.manifest.path}). Use loader.seq_len<={max(1, store.total_tokens - 1)}, raise "
             f"prepare.val_fraction, or prepare more text: {prepare_command(config, 'prepare.overwrite=true')}"
         )
-    _check_ids(store, min(config.evaluation.tokens, store.total_tokens - 1))
+    _read_once(config, store)
     return store
 
 
-def _check_ids(store: TokenStore, count: int) -> None:
-    """Read what evaluations will read: an id beyond the vocabulary shows now, not after hours of training."""
-    for start in range(0, count, 1 << 20):
-        store.get_sequence(start, min(1 << 20, count - start))
+def _read_once(config: TrainConfig, store: Store) -> None:
+    """Read what evaluations will read: a bad id, or nothing to count, shows now and not after hours."""
+    from harness.evaluation import batches
+    from harness.objectives import target_counts
+
+    parts = batches(store, config.evaluation.tokens, config.loader.batch_size, config.loader.seq_len)
+    if not sum(int(target_counts(targets).sum()) for _, targets in parts):
+        raise UserError(
+            f"val has no target ({store.manifest.path}, {store.total_tokens} tokens), so nothing can be "
+            f"evaluated. Raise prepare.val_fraction, or prepare more text: "
+            f"{prepare_command(config, 'prepare.overwrite=true')}"
+        )

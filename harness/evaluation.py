@@ -1,6 +1,7 @@
 """Loss on a fixed part of a validation split, and what it means in bits per byte.
 
-Nothing here draws a random number or moves a training stream: dropout is off, tokens are read by position.
+Nothing here draws a random number or moves a training stream: dropout is off, samples are read by position.
+`loader.mask_boundary` does not count here, so that runs with another one are compared on the same targets.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from harness.errors import UserError
+from harness.loaders.contrastive_rows import pairs
+from harness.loaders.padded_rows import inputs_and_targets
 from harness.model import IGNORE
 from harness.objectives import LanguageModelling, Objective, target_counts
+from harness.storage import PairStore, RowStore, Store, TokenStore
 
 if TYPE_CHECKING:
     from harness.model import GPT
-    from harness.storage.tokens import TokenStore
+
+Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`loss` in nats a target token; `bits_per_byte` None where the manifest does not count bytes.
+    """`loss` in nats a target token; of pairs it is the DPO loss, and `metrics` hold what comes with it.
 
-    `metrics`: what the objective gives beside the loss.
+    `tokens`: the targets that were counted. `bits_per_byte` is None where the manifest does not count bytes,
+    and of pairs.
     """
 
     loss: float
@@ -34,9 +42,20 @@ class Evaluation:
     bits_per_byte: float | None
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def scores(self) -> dict[str, float | None]:
+        """All results by name."""
+        if self.metrics:
+            return {"loss": self.loss, **self.metrics}
+        return {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
 
-def bits_per_byte(loss: float, store: TokenStore) -> float | None:
-    """Nats a token -> bits a byte of text: `loss / ln 2 * tokens / bytes` of the whole split."""
+
+def bits_per_byte(loss: float, store: Store) -> float | None:
+    """Nats a token -> bits a byte of text: `loss / ln 2 * tokens / bytes` of the whole split.
+
+    Padded rows count as a stream does: each token of a document is a target once, and `tokens` counts those.
+    """
+    if isinstance(store, PairStore):
+        return None
     split = store.manifest.splits[store.split]
     if not split.bytes:
         return None
@@ -46,7 +65,7 @@ def bits_per_byte(loss: float, store: TokenStore) -> float | None:
 @torch.no_grad()
 def evaluate(
     model: GPT,
-    store: TokenStore,
+    store: Store,
     *,
     tokens: int | None,
     batch_size: int,
@@ -54,10 +73,10 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[object]],
     objective: Objective | None = None,
 ) -> Evaluation:
-    """Mean loss over the first `tokens` targets of a split (None: all of them), in rows of `seq_len`.
+    """Mean loss over the samples that `batches` gives.
 
-    The same targets count whatever `batch_size` and `seq_len` are; the last row is padded on the right.
-    `objective` None is the mean of the model's own loss. The model is left in the mode it was in.
+    `objective` None is the mean of the model's own loss; pairs need a `Preference`. The model is left in the
+    mode it was in.
     """
     objective = objective or LanguageModelling(model.loss)
     device = next(model.parameters()).device
@@ -66,7 +85,7 @@ def evaluate(
     training = model.training
     model.eval()
     try:
-        for inputs, targets in _stream_batches(store, tokens, batch_size, seq_len):
+        for inputs, targets in batches(store, tokens, batch_size, seq_len):
             counts = target_counts(targets)
             count += int(counts.sum())
             weight += objective.weight(counts)
@@ -76,24 +95,74 @@ def evaluate(
                 totals[name] = totals.get(name, 0.0) + value.double()
     finally:
         model.train(training)
+    if not weight:
+        raise UserError(
+            f"{store.split} of {store.manifest.path} has no target to evaluate on: prepare more text, or "
+            "name another set"
+        )
     means = {name: total.item() / weight for name, total in totals.items()}
     loss = means.pop("loss")
     return Evaluation(loss, count, bits_per_byte(loss, store), means)
 
 
-def _stream_batches(
-    store: TokenStore, tokens: int | None, batch_size: int, seq_len: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first `tokens` targets of a stream in file order."""
+def batches(store: Store, tokens: int | None, batch_size: int, seq_len: int) -> Batches:
+    """The first `tokens` targets of a split in file order (None: all of them), in batches of `batch_size`.
+
+    Of a stream and of rows exactly so many targets, whatever `batch_size`; of a stream also whatever
+    `seq_len`. The last batch is padded on the right. Of pairs whole ones, until both rows' targets are so
+    many, and at least one pair: int64 `(2n, seq_len)`, n at most `batch_size`.
+    """
+    if isinstance(store, TokenStore):
+        return _stream_batches(store, tokens, batch_size, seq_len)
+    if isinstance(store, RowStore):
+        return _row_batches(store, tokens, batch_size, seq_len)
+    return _pair_batches(store, tokens, batch_size, seq_len)
+
+
+def _stream_batches(store: TokenStore, tokens: int | None, batch_size: int, seq_len: int) -> Batches:
     count = min(tokens or store.total_tokens, store.total_tokens - 1)
     size = batch_size * seq_len
     for start in range(0, count, size):
-        yield _rows(store, start, min(size, count - start), batch_size, seq_len)
+        part = min(size, count - start)
+        inputs, targets = _nothing(batch_size, seq_len)
+        inputs.view(-1)[:part], targets.view(-1)[:part] = store.get_sequence(start, part)
+        yield inputs, targets
 
 
-def _rows(store: TokenStore, start: int, count: int, batch_size: int, seq_len: int) -> tuple[Tensor, Tensor]:
-    """`count` inputs and targets from `start` on as `(batch_size, seq_len)`; the rest is ignored."""
-    inputs = torch.zeros(batch_size * seq_len, dtype=torch.int64)
-    targets = torch.full((batch_size * seq_len,), IGNORE, dtype=torch.int64)
-    inputs[:count], targets[:count] = store.get_sequence(start, count)
-    return inputs.view(batch_size, seq_len), targets.view(batch_size, seq_len)
+def _row_batches(store: RowStore, tokens: int | None, batch_size: int, seq_len: int) -> Batches:
+    columns, left = min(seq_len, store.row_width - 1), store.total_tokens if tokens is None else tokens
+    for ids in _in_file_order(store.total_rows, batch_size):
+        rows, row_targets = inputs_and_targets(store, ids, columns)
+        counts = row_targets != IGNORE
+        row_targets[counts & (counts.cumsum().reshape(counts.shape) > left)] = IGNORE
+        inputs, targets = _nothing(batch_size, seq_len)
+        inputs[: len(ids), :columns] = torch.from_numpy(rows)
+        targets[: len(ids), :columns] = torch.from_numpy(row_targets)
+        yield inputs, targets
+        left -= int(counts.sum())
+        if left <= 0:
+            return
+
+
+def _pair_batches(store: PairStore, tokens: int | None, batch_size: int, seq_len: int) -> Batches:
+    left = store.total_tokens if tokens is None else tokens
+    for ids in _in_file_order(store.total_rows, batch_size):
+        inputs, targets = map(torch.from_numpy, pairs(store, ids, seq_len))
+        counts = target_counts(targets).view(2, -1).sum(dim=0)
+        wanted = counts.cumsum(0) - counts < left  # those before a pair do not reach it yet
+        both = wanted.repeat(2)
+        yield inputs[both], targets[both]
+        left -= int(counts.sum())
+        if left <= 0:
+            return
+
+
+def _in_file_order(samples: int, batch_size: int) -> Iterator[np.ndarray]:
+    for start in range(0, samples, batch_size):
+        yield np.arange(start, min(start + batch_size, samples))
+
+
+def _nothing(batch_size: int, seq_len: int) -> tuple[Tensor, Tensor]:
+    """A batch without a target."""
+    inputs = torch.zeros((batch_size, seq_len), dtype=torch.int64)
+    return inputs, torch.full_like(inputs, IGNORE)

@@ -6,9 +6,14 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.errors import UserError
 from harness.script_words import parse, run_script
+
+if TYPE_CHECKING:
+    from harness.finished import Finished
+    from harness.objectives import Preference
 
 
 @dataclass
@@ -24,7 +29,9 @@ class EvaluateOptions:
 
 
 def main() -> None:
-    """Print one JSON object: loss in nats a token, bits a byte, target tokens, and what was evaluated."""
+    """Print one JSON object: what was evaluated, and its loss in nats a token with the bits a byte; of pairs
+    the DPO loss with accuracy and reward margin.
+    """
     run_script(_main)
 
 
@@ -39,13 +46,13 @@ def _main() -> None:
     from harness.device import make_autocast, select_device
     from harness.evaluation import evaluate
     from harness.finished import load
-    from harness.storage import open_store
+    from harness.storage import PairStore, open_split
     from harness.weights import check_tokenizer
 
     device = select_device(options.device)
     finished = load(path, device)
     directory = Path(options.set).absolute() if options.set else finished.set_directory
-    store = open_store(directory, options.split)
+    store = open_split(directory, options.split)
     check_tokenizer(finished.checkpoint, store.manifest)
     result = evaluate(
         finished.model,
@@ -54,6 +61,7 @@ def _main() -> None:
         batch_size=options.batch_size or finished.config.loader.batch_size,
         seq_len=finished.config.loader.seq_len,
         autocast=make_autocast(options.precision, device),
+        objective=_preference(finished) if isinstance(store, PairStore) else None,
     )
     answer = {
         "checkpoint": str(finished.checkpoint.path),
@@ -61,7 +69,21 @@ def _main() -> None:
         "split": options.split,
         "metadata_sha256": store.metadata_sha256,
         "tokens": result.tokens,
-        "loss": result.loss,
-        "bits_per_byte": result.bits_per_byte,
+        **result.scores(),
     }
     print(json.dumps(answer, indent=2))
+
+
+def _preference(finished: Finished) -> Preference:
+    """What pairs are judged by: the run's own reference."""
+    from harness import reference
+    from harness.objectives import make_preference
+
+    saved, config = finished.checkpoint, finished.config
+    if not reference.is_needed(config):
+        raise UserError(
+            f"pairs are judged against the starting weights, and a run of loader={config.loader.name} keeps "
+            "none: evaluate on a stream or rows, or evaluate a run of loader=contrastive_rows"
+        )
+    frozen = reference.load(finished.model, saved)
+    return make_preference(finished.model, frozen, config.trainer.dpo_beta, compiled=False)

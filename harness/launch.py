@@ -21,7 +21,7 @@ from harness import admission, growth, resume, run_dir, weights
 from harness.build import Learner, assemble, build_learner, keep_origin, parent_of, progress_of
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
-from harness.config import TrainConfig, total_steps
+from harness.config import TrainConfig, layout, total_steps
 from harness.config_record import to_dict
 from harness.data_setup import Data, open_data
 from harness.device import select_device
@@ -195,11 +195,7 @@ def _describe(run: Run, plan: _Plan) -> None:
         "data      %s, %s train tokens, metadata_sha256 %s",
         shown(train_split.manifest.directory), f"{train_split.total_tokens:,}", train_split.metadata_sha256,
     )  # fmt: skip
-    log.info(
-        "loader    %s, %d x %d tokens a step, %d steps an epoch, %d tokens dropped at its end",
-        config.loader.name, config.loader.batch_size, config.loader.seq_len,
-        run.loader.batches_per_epoch, run.loader.dropped_tokens,
-    )  # fmt: skip
+    log.info("loader    %s, %s", config.loader.name, _epoch_in_words(config, run.loader))
     log.info(
         "model     %s, %s parameters, on %s", config.model.name, f"{parameter_count(run.model):,}", run.device
     )
@@ -213,6 +209,18 @@ def _describe(run: Run, plan: _Plan) -> None:
     )  # fmt: skip
     if run.progress.step:
         log.info("resumed   at step %d, epoch %d", run.progress.step, run.progress.epoch)
+
+
+def _epoch_in_words(config: TrainConfig, loader: Loader) -> str:
+    times = "pairs of" if layout(config.loader) == "contrastive" else "x"
+    words = [
+        f"{loader.batch_size} {times} {loader.seq_len} tokens a step",
+        f"{loader.batches_per_epoch} steps an epoch",
+        f"{loader.dropped_tokens} tokens dropped at its end",
+    ]
+    if loader.skipped_tokens:
+        words.append(f"{loader.skipped_tokens} tokens that no epoch reads")
+    return ", ".join(words)
 
 
 def _cut_positions(run: Run, initial: Checkpoint) -> str:

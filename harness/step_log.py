@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("harness")
 
+_METRICS = ("accuracy", "reward_margin")  # what an objective may give beside its loss
+
 
 class StepLog:
     """Times the loop between logged steps and writes their rows.
@@ -118,13 +120,12 @@ class StepLog:
             "step": progress.step,
             "epoch": progress.epoch,
             "tokens": progress.tokens,
-            "val_loss": result.loss,
-            "val_bits_per_byte": result.bits_per_byte,
-            **{f"val_{name}": value for name, value in result.metrics.items()},
+            **{f"val_{name}": value for name, value in result.scores().items()},
             "position": position,
         }
         self._write(row)
         bits = "" if result.bits_per_byte is None else f" = {result.bits_per_byte:.4f} bits a byte"
+        bits += _named(result.metrics)
         log.info(
             "step %d/%d: validation loss %.4f%s (%d tokens)",
             progress.step, self.budget, result.loss, bits, result.tokens,
@@ -140,7 +141,7 @@ class StepLog:
         parts = [
             f"step {row['step']}/{self.budget}",
             f"epoch {row['epoch']}",
-            f"loss {row['loss']:.4f}",
+            f"loss {row['loss']:.4f}{_named({key: row[key] for key in _METRICS if key in row})}",
             f"lr {row['lr']:.2e}",
             f"grad {row['grad_norm']:.3f}",
             f"{row['tokens_per_s'] / 1e3:.1f}k tok/s",
@@ -151,6 +152,10 @@ class StepLog:
         if "mfu" in row:
             parts.insert(6, f"mfu {row['mfu']:.1%}")
         return " | ".join(parts)
+
+
+def _named(metrics: dict[str, float]) -> str:
+    return "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
 
 
 def _clock(seconds: float) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from harness.model import GPT
     from harness.preemption import StopRequest
     from harness.run_dir import Status
-    from harness.storage.tokens import TokenStore
+    from harness.storage import Store
 
 log = logging.getLogger("harness")
 
@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass
 class Run:
-    """Everything the loop needs, built by `launch`."""
+    """Everything the loop needs, built by `launch`. `judge` is the objective of evaluations."""
 
     config: TrainConfig
     path: Path
@@ -63,7 +63,8 @@ class Run:
     objective: Objective
     optimizer: torch.optim.Optimizer
     loader: Loader
-    validation: TokenStore
+    validation: Store
+    judge: Objective
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
     progress: Progress
@@ -180,7 +181,7 @@ def run_evaluation(run: Run) -> Evaluation:
             batch_size=config.trainer.micro_batch_size or config.loader.batch_size,
             seq_len=config.loader.seq_len,
             autocast=run.autocast,
-            objective=run.objective,
+            objective=run.judge,
         )
         # A checkpoint says null where the loss is no number; the row in metrics.jsonl says which.
         progress.val_loss = result.loss if math.isfinite(result.loss) else None

@@ -187,6 +187,7 @@ def console() -> Iterator[None]:
 def measure(config: TrainConfig, path: Path, pairs: int, steps: int) -> list[tuple[float, float]]:
     """Seconds of a block of the harness and of the bare loop, for each pair."""
     with closing(open_data(config, print)) as data, closing(make_loader(config.loader, data.train)) as loader:
+        assert isinstance(data.train, TokenStore)
         bare = BareLoop(config, data.train, (pairs + 1) * steps)
         learner = build_learner(config, VOCAB_SIZE, CPU, None)
         path.mkdir()

@@ -11,7 +11,7 @@ from harness.loaders.batch import IGNORE, check_sizes
 from harness.loaders.padded_rows import Array, check_width, inputs_and_targets
 from harness.loaders.permutation import Ids
 from harness.loaders.sampled import SampledLoader
-from harness.storage.rows import PairStore, RowStore
+from harness.storage.rows import PairStore
 
 
 class ContrastivePaddedDataset(SampledLoader):
@@ -30,7 +30,6 @@ class ContrastivePaddedDataset(SampledLoader):
         check_sizes(batch_size, seq_len)
         check_width(store.manifest, self.strategy, store.row_width, seq_len)
         self._data = store
-        self._padding = store.manifest.tokenizer.boundary_token_id or 0
         super().__init__(store, store.total_rows, batch_size, seq_len, **options)
 
     @property
@@ -49,16 +48,17 @@ class ContrastivePaddedDataset(SampledLoader):
         return self.lost_tokens
 
     def _read(self, ids: Ids) -> tuple[Any, Any]:
-        inputs = np.full((2 * len(ids), self.seq_len), self._padding, np.int64)
-        targets = np.full((2 * len(ids), self.seq_len), IGNORE, np.int64)
-        for side, first in ((self._data.pos, 0), (self._data.neg, len(ids))):
-            self._fill(side, ids, inputs[first : first + len(ids)], targets[first : first + len(ids)])
-        return inputs, targets
-
-    def _fill(self, side: RowStore, ids: Ids, inputs: Array, targets: Array) -> None:
-        """The rows of one side into the first columns of `inputs` and `targets`."""
-        columns = min(self.seq_len, side.row_width - 1)
-        inputs[:, :columns], targets[:, :columns] = inputs_and_targets(side, ids, columns)
+        return pairs(self._data, ids, self.seq_len)
 
     def _extra_state(self) -> dict[str, Any]:
         return {"row_width": self._data.row_width}
+
+
+def pairs(store: PairStore, ids: Ids, seq_len: int) -> tuple[Array, Array]:
+    """Inputs and targets of the pairs `ids` `(n,)`, int64 `(2n, seq_len)`: `pos` rows, then `neg` rows."""
+    inputs = np.full((2 * len(ids), seq_len), store.manifest.tokenizer.boundary_token_id or 0, np.int64)
+    targets = np.full((2 * len(ids), seq_len), IGNORE, np.int64)
+    for side, rows in ((store.pos, slice(len(ids))), (store.neg, slice(len(ids), None))):
+        columns = min(seq_len, side.row_width - 1)
+        inputs[rows, :columns], targets[rows, :columns] = inputs_and_targets(side, ids, columns)
+    return inputs, targets
