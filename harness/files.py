@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +49,18 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write readable JSON atomically. NaN is refused: other parsers could not read it."""
     write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file that is never written again a second name; a durable copy where it cannot have two."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        shutil.copyfile(source, target)
+        with open(target, "rb") as file:
+            os.fsync(file.fileno())
 
 
 def irregular(mode: int) -> str | None:

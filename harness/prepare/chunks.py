@@ -88,8 +88,11 @@ class FaultChunk:
 Chunk = RangeChunk | FileChunk | PieceChunk | RowsChunk | FaultChunk
 
 
-def stream_chunks(config: CorpusConfig, files: list[SourceFile]) -> Iterator[Chunk]:
-    """Every chunk of the corpus in order. The same files give the same chunks."""
+def stream_chunks(config: CorpusConfig, files: list[SourceFile], *, apart: bool = False) -> Iterator[Chunk]:
+    """Every chunk of the corpus in order; none of two files where they are kept `apart`.
+
+    The same files give the same chunks.
+    """
     if isinstance(config, JsonlCorpusConfig):
         for index, file in enumerate(files):
             if file.path.endswith((".gz", ".zst")):
@@ -101,7 +104,7 @@ def stream_chunks(config: CorpusConfig, files: list[SourceFile]) -> Iterator[Chu
 
         yield from parquet_chunks(files, config.field)
     else:
-        yield from _text_chunks(files, separator_of(config))
+        yield from _text_chunks(files, separator_of(config), apart)
 
 
 def _line_ranges(index: int, file: SourceFile) -> Iterator[Chunk]:
@@ -189,11 +192,11 @@ def _zstd_blocks(raw: IO[bytes]) -> Iterator[bytes]:
         raise _ZstdFault("it ends in the middle of a compressed frame")
 
 
-def _text_chunks(files: list[SourceFile], separator: bytes | None) -> Iterator[Chunk]:
+def _text_chunks(files: list[SourceFile], separator: bytes | None, apart: bool) -> Iterator[Chunk]:
     first, size = 0, 0
     for index, file in enumerate(files):
         alone = file.size > (GIANT_BYTES if separator is None else CHUNK_BYTES)
-        full = size + file.size > CHUNK_BYTES or index - first >= CHUNK_FILES
+        full = apart or size + file.size > CHUNK_BYTES or index - first >= CHUNK_FILES
         if index > first and (alone or full):
             yield FileChunk(first, tuple(f.path for f in files[first:index]), size)
             first, size = index, 0

@@ -31,7 +31,7 @@ class GrowingArray:
     def append(self, values: np.ndarray) -> None:
         """Append `values` `(n, *item)` of the array's dtype."""
         if self._file is None:
-            self._file = open(self.path, "wb")  # noqa: SIM115
+            self._file = open(self.path, "xb")  # noqa: SIM115
             self._file.write(bytes(HEADER_BYTES))
         data = np.ascontiguousarray(values).data
         self._file.write(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,85 +13,36 @@ from typing import Any
 import harness
 from harness.config import PrepareScriptConfig, TrainConfig, layout, row_width
 from harness.config_groups import Hdf5DataConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
-from harness.errors import UserError
 from harness.escapes import escape
 from harness.prepare import chunks
-from harness.prepare.chunks import Chunk, RangeChunk
 from harness.prepare.corpora import SourceFile, separator_of
-from harness.prepare.documents import Encoded, Rules
+from harness.prepare.documents import Rules
+from harness.prepare.old_set import OldSet
 from harness.prepare.pool import default_workers
-from harness.prepare.reading import MAX_PLACES
 from harness.prepare.seal import storage_section
 from harness.prepare.tokenizers import Tokenizer
 from harness.storage.manifest_schema import StorageInfo
 
 SMALL_CORPUS_BYTES = 64 << 20  # below it, starting processes costs more than they save
-JOURNAL_VERSION = 2  # of State and the writers' states
+JOURNAL_VERSION = 2  # of the state and the writers' states
+SHARDING = "tokens"  # what a manifest means that does not say
 Report = Callable[[str], object]
 PrepareLike = PrepareScriptConfig | TrainConfig
 
 
-@dataclass
-class State:
-    """How far a preparation is; with the writers' states, all that going on needs."""
-
-    next_chunk: int = 0
-    source_bytes: int = 0
-    corpus_chain: str = bytes(32).hex()
-    line_file: int = -1
-    lines: int = 0
-    piece_tokens: int = 0
-    documents: int = 0
-    empty_documents: int = 0
-    truncated_documents: int = 0
-    bad_documents: int = 0
-    skipped_windows: int = 0
-    padding: int = 0  # of pairs
-    places: list[str] = field(default_factory=list)
-
-    def absorb(self, chunk: Chunk, encoded: Encoded, files: list[SourceFile]) -> None:
-        """Count one chunk; `UserError` for a document that the tokenizer cannot encode.
-
-        The chain is over documents, so it knows nothing of chunks or files.
-        """
-        if isinstance(chunk, RangeChunk) and chunk.file != self.line_file:
-            self.line_file, self.lines = chunk.file, 0
-        if encoded.refused is not None:
-            raise UserError(self._place(*encoded.refused, files))
-        for bad in encoded.bad[: MAX_PLACES - len(self.places)]:
-            self.places.append(self._place(*bad, files))
-        link = bytes.fromhex(self.corpus_chain)
-        for start in range(0, len(encoded.digests), 32):
-            link = hashlib.sha256(link + encoded.digests[start : start + 32]).digest()
-        self.corpus_chain = link.hex()
-        self.next_chunk += 1
-        self.source_bytes += chunk.source_bytes
-        self.lines += encoded.lines
-        self.documents += encoded.documents
-        self.empty_documents += encoded.empty
-        self.truncated_documents += encoded.truncated
-        for part in encoded.pairs.values():
-            self.truncated_documents += part.truncated
-            self.skipped_windows += part.skipped
-            self.padding += part.padding
-        self.bad_documents += encoded.bad_documents
-
-    def _place(self, file: int, line: int | str | None, reason: str, files: list[SourceFile]) -> str:
-        where = files[file].path
-        if line is not None:
-            where += f":{self.lines + line}" if isinstance(line, int) else f", {line}"
-        return f"{where}: {reason}"
-
-
 @dataclass(frozen=True)
 class Job:
-    """One preparation: what was asked for and what it was found to mean."""
+    """One preparation: what was asked for and what it was found to mean.
+
+    `files` are those to read; `grown` is the set that they are added to.
+    """
 
     config: PrepareLike
     directory: Path
     files: list[SourceFile]
     tokenizer: Tokenizer
     report: Report
+    grown: OldSet | None = None
 
     @property
     def rules(self) -> Rules:
@@ -112,6 +63,10 @@ class Job:
         return StorageInfo(data.name, self.tokenizer.dtype, kind, chunk_tokens, data.compression)
 
     @property
+    def by_source(self) -> bool:
+        return self.config.prepare.sharding == "source"
+
+    @property
     def row_width(self) -> int | None:
         return row_width(self.config.loader)
 
@@ -120,10 +75,6 @@ class Job:
         if self.config.prepare.workers is not None:
             return self.config.prepare.workers
         return 1 if sum(file.size for file in self.files) < SMALL_CORPUS_BYTES else default_workers()
-
-    def fingerprint(self) -> str:
-        """Changes with the list of files, a size or a modification time."""
-        return _sha256_json([file.fingerprint() for file in self.files])
 
     def identity(self) -> str:
         """What must be equal for an interrupted preparation to go on."""
@@ -134,10 +85,16 @@ class Job:
                 self.tokenizer.manifest_section(),
                 versions(self.tokenizer.name),
                 storage_section(self.storage, self.row_width),
-                self.fingerprint(),
+                fingerprint_of(self.files),
+                self.grown and self.grown.digest,
                 [chunks.CHUNK_BYTES, chunks.CHUNK_FILES, chunks.GIANT_BYTES, chunks.PIECE_BYTES],
             ]
         )
+
+
+def fingerprint_of(files: list[SourceFile]) -> str:
+    """Changes with the list of files, a size or a modification time."""
+    return _sha256_json([file.fingerprint() for file in files])
 
 
 def preparation_settings(config: PrepareLike) -> dict[str, Any]:
@@ -152,11 +109,13 @@ def preparation_settings(config: PrepareLike) -> dict[str, Any]:
         separator = separator_of(config.corpus)
         settings["separator"] = None if separator is None else escape(separator.decode())
         settings["suffixes"] = sorted(set(config.corpus.suffixes))
-    return settings | {
+    settings |= {
         "max_document_tokens": config.prepare.max_document_tokens,
         "val_fraction": float(config.prepare.val_fraction),
-        "shard_tokens": config.prepare.shard_tokens,
     }
+    if config.prepare.sharding == SHARDING:
+        return settings | {"shard_tokens": config.prepare.shard_tokens}
+    return settings | {"sharding": config.prepare.sharding}
 
 
 def versions(tokenizer: str) -> dict[str, str | None]:

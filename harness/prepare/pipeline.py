@@ -12,28 +12,27 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from harness.config import set_directory
-from harness.config_groups import JsonlCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.prepare import workplace
-from harness.prepare.chunks import PieceChunk, stream_chunks
-from harness.prepare.corpora import changed_since_listed, list_files
+from harness.prepare.append import begin_growth, growing_job
+from harness.prepare.chunks import PieceChunk
+from harness.prepare.corpora import list_files
 from harness.prepare.documents import join_piece
 from harness.prepare.existing import accept_existing, summary_of
-from harness.prepare.job import Job, PrepareLike, Report, State, preparation_settings
+from harness.prepare.faults import check_hope, check_outcome, check_several_documents, disk_error
+from harness.prepare.job import Job, PrepareLike, Report
 from harness.prepare.pool import encode_all
-from harness.prepare.records import write_records
-from harness.prepare.seal import storage_section
+from harness.prepare.records import recorded_counts, write_records
+from harness.prepare.sources import Reuse, end_sources, job_chunks, reusable
+from harness.prepare.state import Counts, State
 from harness.prepare.summary import Progress, Summary
 from harness.prepare.tokenizers import make_tokenizer
 from harness.prepare.writers import Writer, make_writers
 
 JOURNAL_SECONDS = 3.0
-# A corpus that begins with so many bad documents, or with a few in so many bytes, and no good one is another
-# than was meant.
-EARLY_DOCUMENTS = 1000
-EARLY_FEW, EARLY_BYTES = 10, 64 << 20
 
 
 def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
@@ -55,49 +54,47 @@ def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
 
 
 def _job(config: PrepareLike, directory: Path, report: Report) -> Job:
-    files, corpus = list_files(config.corpus), config.corpus
-    one = len(files) == 1 and isinstance(corpus, TextCorpusConfig) and corpus.separator is None
-    if one and config.prepare.val_fraction > 0:
-        raise UserError(
-            f"{files[0].path} is one document, and whole documents go to train or val, so one of the two "
-            f"would be empty (prepare.val_fraction={config.prepare.val_fraction}). Say what stands between "
-            "the documents in it, as in \"corpus.separator='\\n\\n\\n'\" (two empty lines) or "
-            "\"corpus.separator='\\n<|endoftext|>\\n'\"; or split the text into several files, or set "
-            "prepare.val_fraction=0"
-        )
+    files = list_files(config.corpus)
+    check_several_documents(config, [file.path for file in files])
     return Job(config, directory, files, make_tokenizer(config.tokenizer), report)
 
 
 def _prepare(job: Job) -> Summary:
-    directory, overwrite = job.directory, job.config.prepare.overwrite
-    if workplace.settled(directory) and not overwrite:  # nothing to write, so no lock: it may be read-only
+    directory, replace = job.directory, job.config.prepare.overwrite or job.config.prepare.append
+    if workplace.settled(directory) and not replace:  # nothing to write, so no lock: it may be read-only
         return _existing(job)
     with workplace.locked(directory, job.report):
         if workplace.heal(directory) and workplace.finished(directory, job.identity()):
             return summary_of(directory, already_there=True)
-        if workplace.settled(directory) and not overwrite:
+        if workplace.settled(directory) and not replace:
             return _existing(job)
+        if job.config.prepare.append:
+            return _grow(job)
         workplace.check_replaceable(directory)
         return _build(job)
 
 
 def _existing(job: Job) -> Summary:
     def corpus_sha256() -> str:
-        state, rules = State(), job.rules
+        state, rules = State(by_source=job.by_source), job.rules
         job.report(f"{job.directory}: the corpus files are not the ones recorded; comparing their documents")
-        stream = stream_chunks(job.config.corpus, job.files)
-        for chunk, encoded in encode_all(stream, None, rules, job.workers, job.directory):
+        for chunk, encoded in encode_all(job_chunks(job, {}), None, rules, job.workers, job.directory):
+            state.end_sources_unwritten(chunk.file)
             state.absorb(chunk, encoded, job.files)
-        return state.corpus_chain
+        state.end_sources_unwritten(len(job.files))
+        return state.total.chain
 
-    return accept_existing(
-        job.directory,
-        preparation_settings(job.config),
-        job.tokenizer.manifest_section(),
-        storage_section(job.storage, job.row_width),
-        job.fingerprint(),
-        corpus_sha256,
-    )
+    return accept_existing(job, corpus_sha256)
+
+
+def _grow(job: Job) -> Summary:
+    growing = growing_job(job)
+    if growing is None:
+        job.report(f"{job.directory}: nothing to add, the set has all {len(job.files):,} files of the corpus")
+        return summary_of(job.directory, already_there=True)
+    workplace.check_replaceable(job.directory)
+    job.report(f"{job.directory}: adding {len(growing.files):,} of {len(job.files):,} files of the corpus")
+    return _build(growing)
 
 
 def _build(job: Job) -> Summary:
@@ -105,27 +102,29 @@ def _build(job: Job) -> Summary:
     if workplace.finished(building, identity):
         workplace.publish(job.directory)
         return summary_of(job.directory, already_there=True)
-    state, writers = _begin(job, building, identity)
+    reuse = reusable(job) if job.grown is None else Reuse()
+    state, writers = _begin(job, building, identity, reuse)
 
     def save() -> None:
         for writer in writers.values():
             writer.sync()
-        journal = {"progress": asdict(state), "splits": {s: w.state() for s, w in writers.items()}}
+        splits = {split: writer.state() for split, writer in writers.items()}
+        journal = {"progress": asdict(state), "splits": splits, "reused": sorted(reuse.sources)}
         workplace.write_journal(building, identity, journal)
         for writer in writers.values():
             writer.release()
 
     progress = Progress(sum(file.size for file in job.files), f"preparing {job.directory.name}", job.report)
     try:
-        _write_tokens(job, building, state, writers, progress, save)
+        _write_tokens(job, building, state, writers, reuse, progress, save)
         save()
-        _check_outcome(job, state, writers)
+        check_outcome(job, state, recorded_counts(job.grown) if job.grown else Counts(), writers)
         splits = {split: writer.finish() for split, writer in writers.items()}
         save()
         files = {name: sha256 for writer in writers.values() for name, sha256 in writer.files.items()}
         write_records(job, building, state, splits, files, started)
     except OSError as error:
-        raise _disk_error(error, job, building, state, writers) from error
+        raise disk_error(error, job, building, state) from error
     finally:
         progress.close()
         for writer in writers.values():
@@ -134,15 +133,15 @@ def _build(job: Job) -> Summary:
     return summary_of(job.directory, already_there=False, seconds=progress.seconds)
 
 
-def _begin(job: Job, building: Path, identity: str) -> tuple[State, dict[str, Writer]]:
+def _begin(job: Job, building: Path, identity: str, reuse: Reuse) -> tuple[State, dict[str, Writer]]:
     """Start anew, or where an interrupted preparation of the same thing was."""
     writers = make_writers(job, building)
     journal = workplace.read_journal(building, identity)
-    if journal is not None and all(w.can_restore(journal["splits"][s]) for s, w in writers.items()):
+    if journal is not None and _can_go_on(journal, writers, reuse):
         workplace.remove_temporaries(building)
         for split, writer in writers.items():
             writer.restore(journal["splits"][split])
-        state = State(**journal["progress"])
+        state = State.from_json(journal["progress"])
         if state.next_chunk:
             job.report(
                 f"{job.directory}: going on after {_tokens(writers):,} tokens of an interrupted preparation"
@@ -151,9 +150,22 @@ def _begin(job: Job, building: Path, identity: str) -> tuple[State, dict[str, Wr
         if (building / workplace.JOURNAL).exists():
             job.report(f"{job.directory}: starting anew, what was interrupted is damaged or was another set")
         workplace.start_building(building)
-        state = State()
+        state = State(by_source=job.by_source)
+        if job.grown is not None:
+            state = begin_growth(job.grown, job.by_source, building, writers)
+    if reuse.sources:
+        job.report(
+            f"{job.directory}: {len(reuse.sources):,} of {len(job.files):,} source files are unchanged, "
+            "their shards are kept"
+        )
     job.tokenizer.save(building / workplace.TOKENIZER_FOLDER)
     return state, writers
+
+
+def _can_go_on(journal: dict[str, Any], writers: dict[str, Writer], reuse: Reuse) -> bool:
+    if journal["reused"] != sorted(reuse.sources):
+        return False
+    return all(writer.can_restore(journal["splits"][split]) for split, writer in writers.items())
 
 
 def _write_tokens(
@@ -161,87 +173,29 @@ def _write_tokens(
     building: Path,
     state: State,
     writers: dict[str, Writer],
+    reuse: Reuse,
     progress: Progress,
     save: Callable[[], None],
 ) -> None:
-    limit, saved = job.config.prepare.max_document_tokens, time.monotonic()
+    limit, saved, before = job.config.prepare.max_document_tokens, time.monotonic(), _tokens(writers)
     progress.resume(state.source_bytes)
-    before = _tokens(writers)
-    stream = itertools.islice(stream_chunks(job.config.corpus, job.files), state.next_chunk, None)
+    stream = itertools.islice(job_chunks(job, reuse.sources), state.next_chunk, None)
     for chunk, encoded in encode_all(stream, job.tokenizer, job.rules, job.workers, building):
+        if job.by_source:
+            end_sources(job, state, writers, reuse, chunk.file)
         if isinstance(chunk, PieceChunk) and encoded.parts:
             state.piece_tokens = join_piece(chunk, encoded, state.piece_tokens, job.tokenizer, limit)
         for split, part in (encoded.parts | encoded.pairs).items():
             writers[split].add(part)
         state.absorb(chunk, encoded, job.files)
-        if _hopeless(state) and job.config.prepare.max_bad_fraction < 0.5:
-            raise _too_many_bad(job, state)
-        progress.update(chunk.source_bytes, _tokens(writers) - before - progress.tokens)
+        check_hope(job, state)
+        progress.update(state.source_bytes, _tokens(writers) - before)
         if time.monotonic() - saved >= JOURNAL_SECONDS:
             save()
             saved = time.monotonic()
+    if job.by_source:
+        end_sources(job, state, writers, reuse, len(job.files))
 
 
 def _tokens(writers: dict[str, Writer]) -> int:
     return sum(writer.tokens for writer in writers.values())
-
-
-def _check_outcome(job: Job, state: State, writers: dict[str, Writer]) -> None:
-    prepare, seen = job.config.prepare, state.documents + state.bad_documents
-    if state.bad_documents > prepare.max_bad_fraction * seen:
-        raise _too_many_bad(job, state)
-    if changed := changed_since_listed(job.files):
-        raise UserError(
-            f"{changed[0]} changed while it was being prepared ({len(changed)} such files): the set would be "
-            "neither the old text nor the new. Run the same command again when nothing writes to the corpus"
-        )
-    for split, writer in writers.items():
-        if writer.documents == 0 and (split == "train" or prepare.val_fraction > 0):
-            raise UserError(
-                f"the {split} split got none of the {state.documents:,} documents{_separated_by(job)} with "
-                f"prepare.val_fraction={prepare.val_fraction}: training needs both. Use more documents, or "
-                "another prepare.val_fraction" + (" (0 for no validation split)" if split == "val" else "")
-            )
-
-
-def _hopeless(state: State) -> bool:
-    bad, good_so_far = state.bad_documents, state.documents or state.piece_tokens
-    many = bad >= EARLY_DOCUMENTS or (bad >= EARLY_FEW and state.source_bytes >= EARLY_BYTES)
-    return many and not good_so_far
-
-
-def _too_many_bad(job: Job, state: State) -> UserError:
-    seen, more = state.documents + state.bad_documents, state.bad_documents - len(state.places)
-    mend = "Mend the files"
-    if isinstance(job.config.corpus, JsonlCorpusConfig):
-        mend = "Mend the lines, set corpus.field= to the field that holds the text"
-    elif isinstance(job.config.corpus, TextCorpusConfig):
-        mend = "Mend the files, keep other files out with corpus.suffixes="
-    return UserError(
-        f"{state.bad_documents:,} of {seen:,} documents are bad, more than "
-        f"prepare.max_bad_fraction={job.config.prepare.max_bad_fraction}:\n  "
-        + "\n  ".join(state.places + ([f"and {more:,} more"] if more else []))
-        + f"\nThey would be left out. {mend}, or allow them with a larger prepare.max_bad_fraction"
-    )
-
-
-def _separated_by(job: Job) -> str:
-    separator = preparation_settings(job.config).get("separator")
-    return "" if separator is None else f" that corpus.separator='{separator}' makes"
-
-
-def _disk_error(
-    error: OSError, job: Job, building: Path, state: State, writers: dict[str, Writer]
-) -> OSError:
-    if error.errno not in workplace.FULL:
-        return error
-    total = sum(file.size for file in job.files)
-    written = _tokens(writers) * job.tokenizer.dtype.itemsize
-    done = state.source_bytes
-    needed = written * total // done if done else total * job.tokenizer.dtype.itemsize
-    free = workplace.free_bytes(building)
-    raise UserError(
-        f"{building}: no room ({error.strerror}): about {needed:,} bytes are needed, {written:,} are written "
-        f"and {free:,} are free. What is written stays: make room and run the same command again, or set "
-        "data.root= to a larger disk"
-    ) from error

@@ -15,10 +15,15 @@ import numpy as np
 from harness.config_groups import CorpusConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
 from harness.files import sha256_file, write_json
 from harness.prepare import workplace
-from harness.prepare.job import Job, State, preparation_settings, versions
+from harness.prepare.corpora import SourceFile
+from harness.prepare.job import Job, fingerprint_of, preparation_settings, versions
+from harness.prepare.old_set import OldSet
 from harness.prepare.seal import storage_section
+from harness.prepare.state import Counts, State
 from harness.storage.manifest import write_manifest
 from harness.storage.manifest_schema import DTYPES
+
+FILE_KEYS = ("name", "path", "size", "mtime_ns")  # what is recorded of a source file
 
 
 def configured_path(corpus: CorpusConfig) -> str | list[str] | None:
@@ -40,6 +45,15 @@ def recorded_corpus_path(set_directory: Path | str) -> str | list[str] | None:
     return None
 
 
+def recorded_counts(old: OldSet) -> Counts:
+    """What was counted when a set was made. Raises `KeyError` or `TypeError` where that is not recorded."""
+    found = dict(old.provenance["documents"])
+    found["places"] = found.pop("bad_places")
+    if "documents" not in found:  # a stream, made before this was recorded
+        found["documents"] = sum(split["documents"] for split in old.raw["splits"].values())
+    return Counts(**found, chain=old.raw["preparation"]["corpus_sha256"])
+
+
 def write_records(
     job: Job, building: Path, state: State, splits: dict[str, Any], files: dict[str, str], started: float
 ) -> None:
@@ -49,32 +63,62 @@ def write_records(
     """
     tokenizer_files = sorted((building / workplace.TOKENIZER_FOLDER).glob("*"))
     files |= {path.relative_to(building).as_posix(): sha256_file(path) for path in tokenizer_files}
-    provenance = {
+    provenance: dict[str, Any] = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 1),
         "host": platform.node(),
         "versions": {"python": sys.version.split()[0], "numpy": np.__version__}
         | versions(job.tokenizer.name),
         "identity": job.identity(),
-        "corpus_fingerprint": job.fingerprint(),
+        "corpus_fingerprint": fingerprint_of(job.files),
         "corpus_path": configured_path(job.config.corpus),
-        "documents": {
-            "empty": state.empty_documents,
-            "truncated": state.truncated_documents,
-            "skipped_windows": state.skipped_windows,
-            "padding": state.padding,
-            "bad": state.bad_documents,
-            "bad_places": state.places,
-        },
+        "documents": _counted(state.total),
         "files_sha256": files,
-        "source_files": [asdict(file) for file in job.files],
+        "source_files": [asdict(file) | {"path": os.path.abspath(file.path)} for file in job.files],
     }
+    if job.by_source:
+        provenance["sources"] = state.sources
+    if job.grown is not None:
+        provenance |= _grown(job, job.grown.provenance, provenance)
     write_json(building / workplace.PROVENANCE, provenance)
     raw = {
         "format_version": next(v for v, dtype in DTYPES.items() if dtype == job.tokenizer.dtype),
         "storage": storage_section(job.storage, job.row_width),
         "tokenizer": job.tokenizer.manifest_section(),
-        "preparation": preparation_settings(job.config) | {"corpus_sha256": state.corpus_chain},
+        "preparation": preparation_settings(job.config) | {"corpus_sha256": state.total.chain},
         "splits": splits,
     }
     write_manifest(building, raw)
+
+
+def _counted(total: Counts) -> dict[str, Any]:
+    found = asdict(total)
+    del found["chain"]  # the manifest's corpus_sha256
+    found["bad_places"] = found.pop("places")
+    return found
+
+
+def _grown(job: Job, before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a making that added files to a set: those of all its files, and how it was made before."""
+    files = [*before["source_files"], *now["source_files"]]
+    listed = [SourceFile(*(file[key] for key in FILE_KEYS)) for file in files]
+    assert job.grown is not None
+    made = {key: before.get(key) for key in ("started", "seconds", "host", "versions", "corpus_fingerprint")}
+    earlier = {"metadata_sha256": job.grown.digest, "source_files": len(before["source_files"])} | made
+    return {
+        "source_files": files,
+        "corpus_fingerprint": fingerprint_of(listed),
+        "corpus_path": _joined_paths(job.config.corpus, before.get("corpus_path"), files),
+        "grown_from": [*before.get("grown_from", []), earlier],
+    }
+
+
+def _joined_paths(corpus: CorpusConfig, before: Any, files: list[dict[str, Any]]) -> str | list[str] | None:
+    """The configured path where it names every file of the set, else the paths before and it."""
+    now = configured_path(corpus)
+    if now is None or before is None:
+        return now
+    named = [now] if isinstance(now, str) else now
+    if all(any(Path(file["path"]).is_relative_to(path) for path in named) for file in files):
+        return now
+    return [*([before] if isinstance(before, str) else before), *named]

@@ -132,6 +132,9 @@ class DocumentRowWriter(RowWriter):
     def state(self) -> dict[str, Any]:
         return super().state() | {"cutter": self._cutter.state()}
 
+    def closed_state(self, split: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
+        return super().closed_state(split, files) | {"cutter": self._cutter.state()}
+
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._cutter.restore(state["cutter"])

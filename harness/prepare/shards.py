@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UserError
-from harness.files import sha256_file
+from harness.files import link_or_copy, sha256_file
 from harness.prepare.documents import Part
 from harness.prepare.growing import GrowingArray
+from harness.prepare.old_set import OldSet
 from harness.prepare.seal import file_names, write_row_shard, write_stream_shard
 from harness.storage.manifest_schema import StorageInfo
 
@@ -36,6 +37,7 @@ class SplitWriter:
         self.files: dict[str, str] = {}  # the closed shards' files and the SHA-256s of their whole content
         self.tokens = self.documents = self.bytes = 0
         self._tokens = self._documents = 0  # of the open shard
+        self._source_bytes = 0  # of the sources that have ended
         self._open = self._arrays()
         self._spent: list[Path] = []
 
@@ -49,9 +51,27 @@ class SplitWriter:
             "shards": list(self.shards),
             "files": dict(self.files),
             "bytes": self.bytes,
+            "source_bytes": self._source_bytes,
             "partial_items": self._open[0].length,
             "partial_tokens": self._tokens,
             "partial_documents": self._documents,
+        }
+
+    def closed_state(self, split: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
+        """The state of a writer that has written the shards of `split`, a manifest's entry, and no more.
+
+        `files` are the SHA-256s of a set's files.
+        """
+        names = [shard[key] for shard in split["shards"] for key in ("file", "mask_file") if key in shard]
+        text_bytes = split.get("bytes", 0)
+        return {
+            "shards": split["shards"],
+            "files": {name: files[name] for name in names},
+            "bytes": text_bytes,
+            "source_bytes": text_bytes,
+            "partial_items": 0,
+            "partial_tokens": 0,
+            "partial_documents": 0,
         }
 
     def can_restore(self, state: dict[str, Any]) -> bool:
@@ -66,7 +86,8 @@ class SplitWriter:
         """Go on from `state`: the open shard is cut to its length there, later files are removed."""
         self.shards, self.files, self.bytes = list(state["shards"]), dict(state["files"]), state["bytes"]
         self.tokens = sum(shard["tokens"] for shard in self.shards)
-        self.documents = sum(shard["documents"] for shard in self.shards)
+        self.documents = sum(shard.get("documents", 0) for shard in self.shards)
+        self._source_bytes = state["source_bytes"]
         self._tokens = self._documents = 0
         self._count(state["partial_tokens"], state["partial_documents"])
         self._open = self._arrays()
@@ -101,6 +122,30 @@ class SplitWriter:
         self._spent += [array.path for array in self._open if array.path.name not in names]
         self._tokens = self._documents = 0
         self._open = self._arrays()
+
+    def end_source(self) -> dict[str, Any]:
+        """Close the shard of a source file that ends here; its shard's name, if it has one, and its bytes."""
+        before = len(self.shards)
+        self.close_shard()
+        text_bytes, self._source_bytes = self.bytes - self._source_bytes, self.bytes
+        return {"shards": [shard["file"] for shard in self.shards[before:]], "bytes": text_bytes}
+
+    def adopt(self, source: dict[str, Any], old: OldSet) -> dict[str, Any]:
+        """Take over what `end_source` said of a source of another set; what it would say of it here."""
+        before = len(self.shards)
+        for file in source["shards"]:
+            self._check_index()
+            entry, names = old.shards[file], file_names(self._stem(), self.storage)
+            for key, name in names.items():
+                link_or_copy(old.folder / entry[key], self.folder / name)
+                self.files[name] = old.files[entry[key]]
+            self.shards.append(entry | names)
+            self.tokens += entry["tokens"]
+            self.documents += entry.get("documents", 0)
+            self._open = self._arrays()
+        self.bytes += source["bytes"]
+        self._source_bytes = self.bytes
+        return {"shards": [shard["file"] for shard in self.shards[before:]], "bytes": source["bytes"]}
 
     def finish(self) -> dict[str, Any]:
         """Close the last shard; the manifest's entry of this split."""

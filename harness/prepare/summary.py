@@ -155,17 +155,16 @@ class Progress:
 
     def resume(self, source_bytes: int) -> None:
         """Count what an earlier process did, outside the rate."""
-        self.done += source_bytes
+        self.done = source_bytes
         if self._bar is not None:
             self._bar.initial = self._bar.n = source_bytes
 
     def update(self, source_bytes: int, tokens: int) -> None:
-        """Count `source_bytes` of the corpus as read, and the tokens written for them."""
-        self.done += source_bytes
-        self.tokens += tokens
+        """So many bytes of the corpus are read by now, and so many tokens were written by this process."""
+        read, self.done, self.tokens = source_bytes - self.done, source_bytes, tokens
         if self._bar is not None:
             self._bar.set_postfix_str(f"{self.tokens / self.seconds:,.0f} tokens/s", refresh=False)
-            self._bar.update(source_bytes)
+            self._bar.update(read)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
             share = self.done / self.total if self.total else 1.0

@@ -112,6 +112,12 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def own_bytes(building: Path) -> int:
+    """The size of the files in `building` that no other set shares."""
+    states = [path.stat() for path in building.iterdir() if path.is_file()]
+    return sum(state.st_size for state in states if state.st_nlink == 1)
+
+
 def read_journal(building: Path, identity: str) -> dict[str, Any] | None:
     """The state an interrupted preparation of the same thing left, or None."""
     try:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from harness.prepare.job import Job
+from harness.prepare.old_set import OldSet
 from harness.prepare.pairs import PairPart
 from harness.prepare.rows import DocumentRowWriter, Rows, RowWriter
 from harness.prepare.shards import StreamWriter
@@ -25,9 +26,11 @@ class Writer(Protocol):
     @property
     def files(self) -> dict[str, str]: ...
     def add(self, part: Any) -> None: ...
-    def close_shard(self) -> None: ...
+    def end_source(self) -> dict[str, Any]: ...
+    def adopt(self, source: dict[str, Any], old: OldSet) -> dict[str, Any]: ...
     def sync(self) -> None: ...
     def state(self) -> dict[str, Any]: ...
+    def closed_state(self, split: dict[str, Any], files: dict[str, str]) -> dict[str, Any]: ...
     def can_restore(self, state: dict[str, Any]) -> bool: ...
     def restore(self, state: dict[str, Any]) -> None: ...
     def finish(self) -> dict[str, Any]: ...
@@ -41,7 +44,8 @@ def make_writers(job: Job, folder: Path) -> dict[str, Writer]:
 
 
 def _make_writer(job: Job, folder: Path, split: str) -> Writer:
-    storage, width, limit = job.storage, job.row_width, job.config.prepare.shard_tokens
+    storage, width = job.storage, job.row_width
+    limit = None if job.by_source else job.config.prepare.shard_tokens
     if width is None:
         return StreamWriter(folder, split, storage, limit)
     if storage.layout == "contrastive":
@@ -56,6 +60,7 @@ class PairWriter:
         self, folder: Path, split: str, storage: StorageInfo, shard_tokens: int | None, width: int
     ) -> None:
         self.documents = 0
+        self._source_documents = 0  # of the sources that have ended
         self._sides = {
             side: RowWriter(folder, f"{split}_{side}", storage, shard_tokens, width) for side in SIDES
         }
@@ -75,22 +80,34 @@ class PairWriter:
             for side, rows, mask in (("pos", pos, pos_mask), ("neg", neg, neg_mask)):
                 self._sides[side].add_rows(Rows(rows, mask, np.zeros(len(rows), np.int64)))
 
-    def close_shard(self) -> None:
-        for side in self._sides.values():
-            side.close_shard()
+    def end_source(self) -> dict[str, Any]:
+        documents, self._source_documents = self.documents - self._source_documents, self.documents
+        return {"documents": documents} | {name: side.end_source() for name, side in self._sides.items()}
+
+    def adopt(self, source: dict[str, Any], old: OldSet) -> dict[str, Any]:
+        self.documents += source["documents"]
+        self._source_documents = self.documents
+        sides = {name: side.adopt(source[name], old) for name, side in self._sides.items()}
+        return {"documents": source["documents"]} | sides
 
     def sync(self) -> None:
         for side in self._sides.values():
             side.sync()
 
     def state(self) -> dict[str, Any]:
-        return {"documents": self.documents} | {name: side.state() for name, side in self._sides.items()}
+        counts = {"documents": self.documents, "source_documents": self._source_documents}
+        return counts | {name: side.state() for name, side in self._sides.items()}
+
+    def closed_state(self, split: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
+        documents = split["pos"]["documents"]
+        sides = {name: side.closed_state(split[name], files) for name, side in self._sides.items()}
+        return {"documents": documents, "source_documents": documents} | sides
 
     def can_restore(self, state: dict[str, Any]) -> bool:
         return all(side.can_restore(state[name]) for name, side in self._sides.items())
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.documents = state["documents"]
+        self.documents, self._source_documents = state["documents"], state["source_documents"]
         for name, side in self._sides.items():
             side.restore(state[name])
 

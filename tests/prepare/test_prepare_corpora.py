@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from harness.config_groups import CorpusConfig, TextCorpusConfig
-from harness.prepare import chunks, pipeline
+from harness.prepare import chunks, faults
 from harness.prepare.corpora import list_files
 from tests.helpers_prepare import (
     documents_of,
@@ -140,7 +140,7 @@ def test_a_giant_document_at_the_start_is_not_taken_for_a_wrong_corpus(
 ) -> None:
     for name, value in (("GIANT_BYTES", 1000), ("PIECE_BYTES", 500)):
         monkeypatch.setattr(chunks, name, value)
-    monkeypatch.setattr(pipeline, "EARLY_BYTES", 700)
+    monkeypatch.setattr(faults, "EARLY_BYTES", 700)
     folder = write_texts(tmp_path / "texts", ["words and words\n" * 200, *texts(9)])
     assert prepared(tmp_path / "set", text(folder), val_fraction=0).documents == 10
     for index in range(10):

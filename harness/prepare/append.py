@@ -1,0 +1,112 @@
+"""`prepare.append`: the files that a set does not have yet become new shards behind its own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.commands import shown
+from harness.errors import UserError
+from harness.files import link_or_copy
+from harness.prepare import workplace
+from harness.prepare.corpora import SourceFile
+from harness.prepare.existing import differences
+from harness.prepare.job import Job
+from harness.prepare.old_set import OldSet, read_old_set
+from harness.prepare.records import FILE_KEYS, recorded_counts
+from harness.prepare.state import State
+from harness.prepare.writers import Writer
+
+
+def growing_job(job: Job) -> Job | None:
+    """The job of adding the corpus files that the set does not have; None where it has them all.
+
+    Raises `UserError` where there is no set, where it was made in another way, where it does not say from
+    which files, or where one of them is not what it was.
+    """
+    if workplace.manifest_path(job.directory) is None:
+        raise UserError(
+            f"prepare.append=true adds to a prepared set, but {shown(job.directory)} holds none. Prepare it "
+            "first, with prepare.append=false"
+        )
+    old = read_old_set(job.directory)
+    if different := differences(old.raw, job):
+        raise UserError(
+            f"{shown(job.directory)} cannot be grown in another way than it was made:\n"
+            + "\n".join(f"  {line}" for line in different)
+            + "\nIts shards would mean different things. Set these keys to what is there, or prepare another "
+            "set with data.path="
+        )
+    new = [file for file in job.files if not _is_known(file, _source_files(old), job.directory)]
+    return replace(job, files=new, grown=old) if new else None
+
+
+def begin_growth(old: OldSet, by_source: bool, building: Path, writers: dict[str, Writer]) -> State:
+    """Give every shard of `old` a name in `building` too, and go on behind the last of them.
+
+    Raises `UserError` where a file is not what was recorded of it.
+    """
+    names = [name for shard in old.shards for name in old.files_of(shard)]
+    if damaged := old.changed(names):
+        raise UserError(
+            f"{old.folder / damaged} is not the file that was written: its SHA-256 differs from the one in "
+            f"{workplace.PROVENANCE}. Nothing is added to a damaged set: restore the file, or prepare the "
+            "set again with prepare.overwrite=true"
+        )
+    for name in names:
+        link_or_copy(old.folder / name, building / name)
+    for split, writer in writers.items():
+        writer.restore(writer.closed_state(old.raw["splits"][split], old.files))
+    state = State(by_source=by_source, total=recorded_counts(old))
+    if by_source:
+        state.sources = list(old.provenance["sources"])
+    return state
+
+
+def _source_files(old: OldSet) -> list[dict[str, Any]]:
+    """What a set records of the files it was made from; all else that growing needs is recorded too."""
+    made = old.provenance
+    try:
+        recorded_counts(old)
+        whole = {name for shard in old.shards for name in old.files_of(shard)} <= made["files_sha256"].keys()
+        files = [{key: file[key] for key in FILE_KEYS} for file in made["source_files"]]
+        whole = whole and ("sharding" not in old.raw["preparation"] or bool(made["sources"]))
+    except (KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise UserError(
+            f"{shown(old.folder / workplace.PROVENANCE)} does not say from which files the set was made, so "
+            "a file might be added twice. Restore it, or prepare the set again with prepare.overwrite=true"
+        )
+    return files
+
+
+def _is_known(file: SourceFile, known: list[dict[str, Any]], directory: Path) -> bool:
+    """Whether the set has this file; `UserError` where it had other text, and where nobody can tell."""
+    path = os.path.abspath(file.path)
+    by_path = next((k for k in known if k["path"] == path), None)
+    by_name = [k for k in known if k["name"] == file.name]
+    state = (file.size, file.mtime_ns)
+    if by_path is not None:
+        if (by_path["size"], by_path["mtime_ns"]) == state:
+            return True
+        raise _changed(file, by_path, directory, "changed since")
+    gone = [k for k in by_name if not os.path.exists(k["path"]) or os.path.samefile(k["path"], path)]
+    if any((k["size"], k["mtime_ns"]) == state for k in gone):
+        return True  # it was moved, or is called by another name
+    for k in by_name:
+        if k in gone or k["size"] == file.size:
+            raise _changed(file, k, directory, "may be the same text in another place")
+    return False
+
+
+def _changed(file: SourceFile, known: dict[str, Any], directory: Path, what: str) -> UserError:
+    return UserError(
+        f"{file.path} ({file.size:,} bytes, mtime {file.mtime_ns}) is not as {shown(directory)} recorded it "
+        f"({known['path']}, {known['size']:,} bytes, mtime {known['mtime_ns']}): it {what}, and its "
+        "documents would be there twice or in two versions. Only whole new files can be "
+        "added: put the new text into a file of another name, or prepare the set again with "
+        "prepare.overwrite=true"
+    )
