@@ -6,18 +6,15 @@ manifest's entry: the files' names and the hashes of what was written.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from harness.errors import UserError
-from harness.files import fsync_dir
+from harness.files import replacing
 from harness.storage.manifest_schema import FORMATS, SIDES, StorageInfo
 
 HEADER_BYTES = 128
@@ -103,31 +100,15 @@ def write_row_shard(
 def _write_npy(path: Path, array: np.ndarray, dtype: np.dtype[Any]) -> str:
     digest = hashlib.sha256()
     step = max(1, _BLOCK // max(1, array[:1].size))
-    with _new_file(path) as file:
+    if os.path.lexists(path):
+        raise UserError(
+            f"{path} exists, and a shard is never written over: a run may be reading it. Remove it first, or "
+            "write to another folder"
+        )
+    with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(npy_header(dtype, array.shape))
         for start in range(0, len(array), step):
             data = np.ascontiguousarray(array[start : start + step], dtype).data
             file.write(data)
             digest.update(data)
     return digest.hexdigest()
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    if os.path.lexists(path):
-        raise UserError(
-            f"{path} exists, and a shard is never written over: a run may be reading it. Remove it first, or "
-            "write to another folder"
-        )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-        fsync_dir(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
