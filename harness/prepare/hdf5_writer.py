@@ -272,7 +272,8 @@ def _describe(dataset: h5py.Dataset, sha256: str, **counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None:
             dataset.attrs[name] = value
-    dataset.attrs["sha256"] = sha256
+    # Of a fixed length, so that it is in the checksummed header and not in HDF5's heap, which has none.
+    dataset.attrs["sha256"] = np.bytes_(sha256)
 
 
 def _filters(compression: str, dtype: np.dtype[Any]) -> dict[str, Any]:

@@ -72,10 +72,14 @@ def checked_dataset(
     import h5py
 
     link = file.get(name, getlink=True)
-    dataset = file[name] if isinstance(link, h5py.HardLink) else None
-    if not isinstance(dataset, h5py.Dataset):
+    if link is None:
         there = ", ".join(sorted(file)[:5]) or "nothing"
-        raise damaged(path, f"has no dataset {name!r} of its own (there is: {there})")
+        raise damaged(path, f"has no dataset {name!r}; there is {there}")
+    if not isinstance(link, h5py.HardLink):
+        raise damaged(path, f"has only a link to elsewhere as {name!r}, expected the dataset itself")
+    dataset = file[name]
+    if not isinstance(dataset, h5py.Dataset):
+        raise damaged(path, f"has a {type(dataset).__name__} as {name!r}, expected a dataset")
     if dataset.is_virtual or dataset.external:
         raise damaged(path, f"keeps the data of {name!r} in other files, expected them in this one")
     found = dataset.dtype
@@ -109,9 +113,21 @@ def _check_shape(path: Path, name: str, dataset: h5py.Dataset, shape: tuple[int,
 
 
 def _attribute(path: Path, dataset: h5py.Dataset, name: str) -> Any:
-    """An attribute as a plain value, None where there is none."""
+    """An attribute as a plain value, None where there is none.
+
+    Text of variable length is not read: it is in HDF5's heap, and in a damaged heap HDF5 may search for ever.
+    """
+    import h5py
+
     with hdf5_errors(path, f"has an attribute {name!r} that cannot be read"):
-        value = dataset.attrs.get(name)
+        if name not in dataset.attrs:
+            return None
+        kind = dataset.attrs.get_id(name).get_type()
+        if kind.detect_class(h5py.h5t.VLEN) or (
+            kind.detect_class(h5py.h5t.STRING) and kind.is_variable_str()
+        ):
+            return None
+        value = dataset.attrs[name]
     if isinstance(value, bytes):
         return value.decode("ascii", errors="replace")
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
