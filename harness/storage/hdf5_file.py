@@ -74,7 +74,7 @@ def checked_dataset(
     link = file.get(name, getlink=True)
     if link is None:
         there = ", ".join(sorted(file)[:5]) or "nothing"
-        raise damaged(path, f"has no dataset {name!r}; there is {there}")
+        raise damaged(path, f"has no dataset {name!r} (there is: {there})")
     if not isinstance(link, h5py.HardLink):
         raise damaged(path, f"has only a link to elsewhere as {name!r}, expected the dataset itself")
     dataset = file[name]

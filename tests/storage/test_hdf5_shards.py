@@ -18,7 +18,7 @@ import pytest
 
 from harness.errors import UserError
 from harness.prepare.hdf5_writer import write_hdf5_rows
-from harness.storage import MmapTokenStore, ShardedTokenDataset, hdf5_layout, open_store
+from harness.storage import MmapTokenStore, ShardedTokenDataset, hdf5_layout
 from harness.storage.chunk_cache import ChunkedRows, Decoded
 from harness.storage.hdf5 import hdf5_rows_layout
 from harness.storage.manifest import write_manifest
@@ -319,8 +319,8 @@ def test_a_store_of_one_format_refuses_a_set_of_the_other_and_of_rows(tmp_path: 
     raw["storage"] |= {"layout": "rows", "row_width": 100}
     raw["splits"]["train"]["shards"][0]["rows"] = 10
     write_manifest(tmp_path / "hdf5", raw)
-    with pytest.raises(UserError, match=r"layout 'rows', expected 'stream'.*loader=padded_rows"):
-        open_store(tmp_path / "hdf5", "train")
+    with pytest.raises(UserError, match=r"storage\.layout=stream.*shards\.json holds padded rows"):
+        MmapTokenStore(tmp_path / "hdf5", "train")
 
 
 def _rows(path: Path, compression: str) -> tuple[np.ndarray, np.ndarray]:
@@ -367,7 +367,7 @@ def test_rows_come_in_the_order_asked_for(tmp_path: Path, compression: str) -> N
 
 ROW_DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "fewer rows": (lambda path: None, r"rows of shape \(40, 25\).*\(41, 25\)"),
-    "no mask": (_edit(lambda file: file.__delitem__("mask")), r"no dataset 'mask'; there is rows"),
+    "no mask": (_edit(lambda file: file.__delitem__("mask")), r"no dataset 'mask' \(there is: rows\)"),
     "a mask of integers": (
         _edit(lambda f: (f.__delitem__("mask"), f.create_dataset("mask", data=np.zeros((41, 25), "u1")))),
         r"holds \|u1, but the manifest says bool",

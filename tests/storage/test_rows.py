@@ -266,7 +266,7 @@ HDF5_DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     ),
     "cut": (_cut, ["no whole HDF5 file"]),
     "another file's": (
-        _hdf5(lambda file: file["mask"].attrs.__setitem__("sha256", "0" * 64)),
+        _hdf5(lambda file: file["mask"].attrs.__setitem__("sha256", np.bytes_("0" * 64))),
         ["sha256='000"],
     ),
 }
