@@ -167,9 +167,9 @@ def _open_validation(config: TrainConfig, train: Store) -> Store:
         )
     if isinstance(store, PairStore) and not isinstance(train, PairStore):
         raise UserError(
-            f"evaluation.set={path} holds pairs, but this run trains with loader={config.loader.name}: pairs "
-            "are judged against the starting weights, which only runs of loader=contrastive_rows keep. Name a "
-            "set of a stream or of rows."
+            f"evaluation.set={path} holds pairs, but this run trains with loader={config.loader.name}: "
+            "pairs are judged against the starting weights, which only a run of loader=contrastive_rows "
+            "keeps. Name a set of a stream or of rows."
         )
     needed = config.loader.seq_len + 1
     if isinstance(store, TokenStore) and store.total_tokens < needed:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from harness.commands import command, shown
 from harness.errors import UserError
 from harness.script_words import parse, run_script
+
+if TYPE_CHECKING:
+    from harness.finished import Finished
 
 
 @dataclass
@@ -26,21 +30,14 @@ def main() -> None:
     path, options = parse(sys.argv[1:], ShowOptions, "RUN", "Show what came of a run.")
     import torch
 
-    from harness.baselines import baseline_losses
-    from harness.evaluation import bits_per_byte
     from harness.finished import load
     from harness.prepare import load_tokenizer
     from harness.sample import sample_text
-    from harness.storage import open_store
+    from harness.storage.manifest import load_manifest
 
     finished = load(path, torch.device("cpu"))
     directory, trained = finished.set_directory, finished.checkpoint.trainer
-    validated_on = finished.config.evaluation.set or directory
-    train, validation = open_store(directory, "train"), open_store(validated_on, "val")
-    tokens = finished.config.evaluation.tokens
-    losses = baseline_losses(train, validation, tokens) | {"this run": trained["val_loss"]}
-    bits = {name: bits_per_byte(loss, validation) for name, loss in losses.items()}
-    tokenizer = load_tokenizer(directory, validation.manifest)
+    tokenizer = load_tokenizer(directory, load_manifest(directory))
     text = sample_text(
         finished.model,
         tokenizer,
@@ -53,21 +50,37 @@ def main() -> None:
     print(f"\n--- a sample of {options.tokens} tokens " + "-" * 40)
     print(text)
     print("-" * 70)
-    print(f"bits a byte on the first {min(tokens, validation.total_tokens - 1):,} validation tokens:")
-    for name, value in bits.items():
-        if value is None:
-            raise UserError(f"{validation.manifest.path} does not count bytes: prepare the set again")
-        print(f"  {name:<9} {value:.3f}")
-    ours, bigram = bits["this run"], bits["bigram"]
-    assert ours is not None
-    assert bigram is not None
-    relation = "below" if ours < bigram else "ABOVE"
-    print(f"  the model is {abs(bigram - ours):.3f} bits {relation} the bigram baseline")
+    _compare(finished)
     step, run = trained["step"], shown(finished.checkpoint.run_dir)
     print(f"\nthe run lies in       {run}  (step {step}, {trained['elapsed_s']:.0f} s)")
     print(f"go on with it         {command('train', f'resume={run}', f'trainer.max_steps={2 * step}')}")
     print(f"train a larger model  {command('train', 'data=npy', 'loader=sequential', 'model=micro')}")
     print(f"more text from it     {command('sample', str(run), 'prompt=import ')}")
+
+
+def _compare(finished: Finished) -> None:
+    """The run's validation loss, of a stream beside what counting achieves on the same targets."""
+    from harness.baselines import baseline_losses
+    from harness.evaluation import bits_per_byte
+    from harness.storage import TokenStore, open_split
+
+    directory, ours = finished.set_directory, finished.checkpoint.trainer["val_loss"]
+    train = open_split(directory, "train")
+    validation = open_split(finished.config.evaluation.set or directory, "val")
+    if not isinstance(train, TokenStore) or not isinstance(validation, TokenStore):
+        print(f"validation loss {ours:.4f} (counting baselines are for streams of tokens alone)")
+        return
+    tokens = finished.config.evaluation.tokens
+    losses = baseline_losses(train, validation, tokens) | {"this run": ours}
+    bits = {name: bits_per_byte(loss, validation) for name, loss in losses.items()}
+    print(f"bits a byte on the first {min(tokens, validation.total_tokens - 1):,} validation tokens:")
+    for name, value in bits.items():
+        if value is None:
+            raise UserError(f"{validation.manifest.path} does not count bytes: prepare the set again")
+        print(f"  {name:<9} {value:.3f}")
+    difference = (bits["bigram"] or 0.0) - (bits["this run"] or 0.0)
+    relation = "below" if difference > 0 else "ABOVE"
+    print(f"  the model is {abs(difference):.3f} bits {relation} the bigram baseline")
 
 
 if __name__ == "__main__":
