@@ -132,6 +132,12 @@ def _set_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
             f"loader.stride={get(config, 'loader.stride')} means nothing with loader.sampling=uniform, whose "
             "starts are random: drop one of the two"
         )
+    window = get(config, "loader.window_tokens")
+    if window is not None and window < loader.seq_len:
+        problems.append(
+            f"loader.window_tokens={window} is smaller than loader.seq_len={loader.seq_len}: rows are "
+            "shuffled inside of a window, so one must fit. Use a larger loader.window_tokens"
+        )
     if pair_fields is not None and (len(set(pair_fields)) != 3 or not all(pair_fields)):
         problems.append(
             f"corpus.pair_fields={pair_fields} must name three different keys: of the prompt, the chosen and "

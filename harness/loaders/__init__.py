@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config import layout, row_width
 from harness.config_groups import (
+    BlockShuffleConfig,
     ContrastiveRowsConfig,
     LoaderConfig,
     PaddedRowsConfig,
@@ -14,6 +15,7 @@ from harness.config_groups import (
     SlidingWindowConfig,
 )
 from harness.loaders.batch import Batch, Loader
+from harness.loaders.block_shuffle import BlockShuffleLoader
 from harness.loaders.contrastive_rows import ContrastivePaddedDataset
 from harness.loaders.padded_rows import PaddedDataset
 from harness.loaders.prefetch import Prefetcher
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "BlockShuffleLoader",
     "ContrastivePaddedDataset",
     "Loader",
     "PaddedDataset",
@@ -63,6 +66,13 @@ def _sliding_window(config: SlidingWindowConfig, store: TokenStore, **ranks: int
     )  # fmt: skip
 
 
+def _block_shuffle(config: BlockShuffleConfig, store: TokenStore, **ranks: int) -> Loader:
+    return BlockShuffleLoader(
+        store, config.batch_size, config.seq_len, window_tokens=config.window_tokens,
+        **_seeded(config), **ranks,
+    )  # fmt: skip
+
+
 def _padded_rows(config: PaddedRowsConfig, store: RowStore, **ranks: int) -> Loader:
     return PaddedDataset(store, config.batch_size, config.seq_len, **_seeded(config), **ranks)
 
@@ -84,6 +94,7 @@ LOADERS: dict[str, Callable[..., Loader]] = {
     "sequential": _sequential,
     "sliding_window": _sliding_window,
     "padded_rows": _padded_rows,
+    "block_shuffle": _block_shuffle,
     "contrastive_rows": _contrastive_rows,
 }
 

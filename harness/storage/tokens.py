@@ -113,10 +113,18 @@ class TokenStore:
 
         `starts` as in `read_windows`, all else as in `get_batch`.
         """
+        seq_len = _count(seq_len, "seq_len", 1)
+        return self.split_windows(self.read_windows(starts, seq_len + 1), starts)
+
+    def split_windows(
+        self, windows: TokenArray, starts: Sequence[int] | TokenArray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, int64 `(n, T)`, of windows `(n, T + 1)` that were read at `starts`.
+
+        `UserError` for a token id that is not in the vocabulary.
+        """
         import torch
 
-        seq_len = _count(seq_len, "seq_len", 1)
-        windows = self.read_windows(starts, seq_len + 1)
         if self._check_ids and windows.size and np.maximum.reduce(windows, axis=None) >= self.vocab_size:
             row = int(np.argmax(windows.max(axis=1) >= self.vocab_size))
             self._refuse_id(windows[row], int(starts[row]))
