@@ -55,7 +55,9 @@ class PaddedDataset(SampledLoader):
 def inputs_and_targets(store: RowStore, ids: Ids, seq_len: int) -> tuple[Array, Array]:
     """Inputs and targets of the rows `ids`, int64 `(n, seq_len)`; targets outside of the mask are -100."""
     rows, mask = store.get_rows(ids, seq_len + 1)
-    return rows[:, :-1], np.where(mask[:, 1:], rows[:, 1:], IGNORE)
+    targets = np.full((len(ids), seq_len), IGNORE, np.int64)
+    np.copyto(targets, rows[:, 1:], where=mask[:, 1:])
+    return rows[:, :-1], targets
 
 
 def check_width(manifest: Manifest, loader: str, row_width: int, seq_len: int) -> None:

@@ -1,11 +1,11 @@
-"""Rows of mapped files as bytes, and the two ways to fetch some of them."""
+"""Rows of files as bytes, and the two ways to fetch some of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,11 +29,43 @@ class MappedFile(NamedTuple):
     address: int
 
 
-class Rows(NamedTuple):
-    """A source as bytes, `data` `(rows, width)`; its row i lies at byte `offset + i * stride` of the file.
+class Strip(NamedTuple):
+    """Rows of `width` bytes in a file: row i lies at byte `offset + i * stride`.
 
     `stride` is at least the width: rows follow one another and do not overlap.
     """
+
+    path: Path
+    identity: FileIdentity
+    offset: int
+    stride: int
+    width: int
+
+
+class Source(Protocol):
+    """`rows` rows of `width` bytes, numbered from 0; `name` is what messages call it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """The files to compare with what they were, before each read."""
+
+    def gather(self, ids: _Array) -> _Array:
+        """The bytes of the rows `ids`, at least one, `(len(ids), width)`, through a mapping."""
+
+    def jobs(self, unique: _Array, out: _Array, descriptors: Descriptors) -> list[Callable[[], None]]:
+        """Reads that together fill `out` with the bytes of the ascending rows `unique`."""
+
+
+class Rows(NamedTuple):
+    """A source in one file, `data` `(rows, width)` bytes of its mapping."""
 
     file: MappedFile
     offset: int
@@ -41,36 +73,65 @@ class Rows(NamedTuple):
     data: _Array
     dtype: np.dtype[Any]
 
+    @property
+    def name(self) -> str:
+        return str(self.file.path)
 
-def gather(rows: Rows, ids: _Array) -> _Array:
-    """The bytes of the rows `ids`, `(len(ids), width)`, through the mapping."""
-    if rows.data.flags.c_contiguous:
-        return np.take(rows.data, ids, axis=0, mode="clip")
-    # take would copy a slice of columns as a whole first.
-    found: _Array = rows.data[ids]
-    return found
+    @property
+    def rows(self) -> int:
+        return len(self.data)
+
+    @property
+    def width(self) -> int:
+        return self.data.shape[1]
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        return (self.file,)
+
+    def gather(self, ids: _Array) -> _Array:
+        """As in `Source`."""
+        if self.data.flags.c_contiguous:
+            return np.take(self.data, ids, axis=0, mode="clip")
+        # take would copy a slice of columns as a whole first.
+        found: _Array = self.data[ids]
+        return found
+
+    def jobs(self, unique: _Array, out: _Array, descriptors: Descriptors) -> list[Callable[[], None]]:
+        """As in `Source`."""
+        strip = Strip(self.file.path, self.file.identity, self.offset, self.stride, self.width)
+        return strip_jobs(strip, unique, out, descriptors)
 
 
-def read_parallel(sources: Sequence[Rows], ids: _Array, descriptors: Descriptors) -> list[_Array]:
-    """As `gather` for each source, by reads in the order of the files, eight at once."""
+def read_parallel(sources: Sequence[Source], ids: _Array, descriptors: Descriptors) -> list[_Array]:
+    """As `gather` of each source, by reads in the order of the files, eight at once."""
     unique, places = np.unique(ids, return_inverse=True)
     jobs = []
     found = []
-    for rows in sources:
-        out = np.empty((len(unique), rows.data.shape[1]), np.uint8)
+    for source in sources:
+        out = np.empty((len(unique), source.width), np.uint8)
         found.append(out)
-        for first, last in _runs(rows, unique):
-            jobs.append(partial(_read_run, rows, descriptors, unique[first:last], out[first:last]))
+        jobs += source.jobs(unique, out, descriptors)
     run_all(jobs)
     if np.array_equal(unique, ids):
         return found
     return [np.take(out, places, axis=0, mode="clip") for out in found]
 
 
-def _runs(rows: Rows, unique: _Array) -> list[tuple[int, int]]:
+def strip_jobs(
+    strip: Strip, unique: _Array, out: _Array, descriptors: Descriptors
+) -> list[Callable[[], None]]:
+    """Reads that together fill `out` with the ascending rows `unique` of one file."""
+    return [
+        partial(_read_run, strip, descriptors, unique[first:last], out[first:last])
+        for first, last in _runs(strip, unique)
+    ]
+
+
+def _runs(strip: Strip, unique: _Array) -> list[tuple[int, int]]:
     """The places `[first, last)` in the ascending `unique` whose rows are read at once."""
-    begins = (unique * rows.stride).tolist()
-    width = rows.data.shape[1]
+    begins = (unique * strip.stride).tolist()
+    width = strip.width
     runs = []
     first = 0
     for index in range(1, len(begins)):
@@ -81,16 +142,16 @@ def _runs(rows: Rows, unique: _Array) -> list[tuple[int, int]]:
     return [*runs, (first, len(begins))]
 
 
-def _read_run(rows: Rows, descriptors: Descriptors, ids: _Array, out: _Array) -> None:
+def _read_run(strip: Strip, descriptors: Descriptors, ids: _Array, out: _Array) -> None:
     """Fill `out` with the bytes of the ascending rows `ids` by one read."""
-    descriptor = descriptors.get(rows.file.path, rows.file.identity)
+    descriptor = descriptors.get(strip.path, strip.identity)
     first, last = int(ids[0]), int(ids[-1])
-    offset = rows.offset + first * rows.stride
-    span = (last - first) * rows.stride + rows.data.shape[1]
+    offset = strip.offset + first * strip.stride
+    span = (last - first) * strip.stride + strip.width
     if span == out.size:
-        read_exactly(rows.file.path, descriptor, out, offset)
+        read_exactly(strip.path, descriptor, out, offset)
         return
     scratch = np.empty(span, np.uint8)
-    read_exactly(rows.file.path, descriptor, scratch, offset)
-    shape = (last - first + 1, rows.data.shape[1])
-    out[:] = np.ndarray(shape, np.uint8, scratch, strides=(rows.stride, 1))[ids - first]
+    read_exactly(strip.path, descriptor, scratch, offset)
+    shape = (last - first + 1, strip.width)
+    out[:] = np.ndarray(shape, np.uint8, scratch, strides=(strip.stride, 1))[ids - first]

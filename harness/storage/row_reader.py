@@ -24,7 +24,8 @@ from harness.storage.io import (
     unreadable,
 )
 from harness.storage.read_mode import ReadMode
-from harness.storage.row_bytes import MappedFile, Rows, gather, read_parallel
+from harness.storage.row_bytes import MappedFile, Rows, Source, read_parallel
+from harness.storage.row_table import RowTable
 
 _Array = np.ndarray[Any, Any]
 
@@ -34,9 +35,10 @@ class RowReader:
 
     `map` gives a file as a read-only array `(rows, columns)` and reads nothing yet; `read` takes such arrays,
     or slices of them that keep adjacent columns (`tokens[:, 8:72]`, `tokens[100:]`), and row ids, and returns
-    one array for each. How the bytes are fetched never shows in the answer: a read goes directly through the
-    mappings, or, once those have been slow, as sorted positional reads by eight threads at once, as long as
-    that is observed to be clearly faster; both check the same things first. `parallel` fixes the way.
+    one array for each. Rows that lie in several files are one source as a `RowTable`. How the bytes are
+    fetched never shows in the answer: a read goes directly through the mappings, or, once those have been
+    slow, as sorted positional reads by eight threads at once, as long as that is observed to be clearly
+    faster; both check the same things first. `parallel` fixes the way.
 
     Example, with rows of a sequence and one more token, the last target::
 
@@ -95,7 +97,9 @@ class RowReader:
             )
         return file.data[offset:end].view(kind).reshape(rows, columns)
 
-    def read(self, sources: Sequence[np.ndarray[Any, Any]], row_ids: ArrayLike) -> list[np.ndarray[Any, Any]]:
+    def read(
+        self, sources: Sequence[np.ndarray[Any, Any] | RowTable], row_ids: ArrayLike
+    ) -> list[np.ndarray[Any, Any]]:
         """The rows `row_ids` of every source, in that order and with repetitions: `(len(row_ids), columns)`.
 
         Each array is a writable copy of its source's dtype, in the order of `sources`. `row_ids` is one row
@@ -105,21 +109,21 @@ class RowReader:
         self._check_open()
         if isinstance(sources, np.ndarray):
             raise UserError("sources must be a tuple of mappings, not an array: read((tokens,), row_ids)")
-        checked = [self._rows(index, source) for index, source in enumerate(sources)]
+        checked = [self._source(index, source) for index, source in enumerate(sources)]
         ids = _checked_ids(row_ids, checked)
-        for file in {rows.file.path: rows.file for rows in checked}.values():
+        for file in {file.path: file for source in checked for file in source.files}.values():
             _check_unchanged(file)
         count = len(ids) * len(checked)
         if count == 0:
-            return [gather(rows, ids).view(rows.dtype) for rows in checked]
+            return [np.empty((0, source.width), np.uint8).view(source.dtype) for source in checked]
         parallel = self._mode.choose(count) if self._fixed is None else self._fixed
         begun = time.perf_counter()
         if parallel:
             found = read_parallel(checked, ids, self._open_descriptors())
         else:
-            found = [gather(rows, ids) for rows in checked]
+            found = [source.gather(ids) for source in checked]
         self._mode.record(parallel, count, time.perf_counter() - begun)
-        return [data.view(rows.dtype) for data, rows in zip(found, checked, strict=True)]
+        return [data.view(source.dtype) for data, source in zip(found, checked, strict=True)]
 
     def close(self) -> None:
         """Let go of all files; arrays that `map` gave stay valid as long as they are held."""
@@ -153,8 +157,10 @@ class RowReader:
         insort(self._by_address, file, key=_begin)
         return file
 
-    def _rows(self, index: int, source: _Array) -> Rows:
-        """The source as bytes of one of the mapped files, recognised by where it lies in memory."""
+    def _source(self, index: int, source: _Array | RowTable) -> Source:
+        """The source as bytes; an array is one of the mapped files, recognised by where it lies in memory."""
+        if isinstance(source, RowTable):
+            return source
         if not isinstance(source, np.ndarray) or source.ndim != 2:
             raise _no_mapping(index, source)
         rows, columns = source.shape
@@ -233,18 +239,18 @@ def _checked_shape(shape: tuple[int, int], offset: int) -> tuple[int, int, int]:
     return rows, columns, offset
 
 
-def _checked_ids(row_ids: ArrayLike, sources: Sequence[Rows]) -> _Array:
+def _checked_ids(row_ids: ArrayLike, sources: Sequence[Source]) -> _Array:
     ids = np.asarray(row_ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise UserError(f"row ids must be one row of integers, not {ids.dtype} of shape {ids.shape}")
     if ids.size:
         low, high = int(ids.min()), int(ids.max())
-        for index, rows in enumerate(sources):
-            if low < 0 or high >= len(rows.data):
+        for index, source in enumerate(sources):
+            if low < 0 or high >= source.rows:
                 wrong = low if low < 0 else high
                 raise UserError(
                     f"row {wrong} was asked for (place {int(np.argmax(ids == wrong))} of {len(ids)}), but "
-                    f"source {index} ({rows.file.path}) has {len(rows.data)} rows: ids count from 0"
+                    f"source {index} ({source.name}) has {source.rows} rows: ids count from 0"
                 )
     return ids.astype(np.intp, copy=False)
 

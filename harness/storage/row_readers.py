@@ -1,16 +1,17 @@
-"""What reads the rows of a split in one process: their files as one table, or through h5py shard by shard."""
+"""What reads the rows of a split in one process: a `RowReader` over all shards, or h5py shard by shard."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from harness.storage.chunk_cache import ChunkedRows
-from harness.storage.extents import Positional, Reader
-from harness.storage.mapped import Mapped
 from harness.storage.row_files import RowShard
+from harness.storage.row_reader import RowReader
+from harness.storage.row_table import RowTable
 
 Array = np.ndarray[Any, Any]
 
@@ -26,31 +27,25 @@ class RowsReader(Protocol):
 
 
 class PlainRows:
-    """Rows that lie in their files as they are: one indexing over all shards, or reads at positions."""
+    """Rows that lie in their files as they are, through a `RowReader`: two tables over all shards."""
 
     def __init__(self, shards: Sequence[RowShard], row_width: int, dtype: np.dtype[Any], mmap: bool) -> None:
-        open_reader = Mapped if mmap else Positional
+        self._reader = RowReader(parallel=None if mmap else True)
+        self._rows = RowTable([shard.rows for shard in shards], dtype, row_width, mmap=mmap)
+        self._mask = RowTable([shard.mask for shard in shards], np.dtype(np.uint8), row_width, mmap=mmap)
         self._row_width = row_width
-        self._rows = open_reader([shard.rows for shard in shards], dtype)
-        self._mask = open_reader([shard.mask for shard in shards], np.dtype(np.uint8))
-        self._ends = _ends(shards, row_width)
+        self._lock = threading.Lock()  # a RowReader is for one thread at a time
 
     def read(self, ids: Array, width: int) -> tuple[Array, Array]:
         """As in `RowsReader`."""
-        return self._gather(self._rows, ids, 0, width), self._gather(self._mask, ids, 0, width)
+        with self._lock:
+            rows, mask = self._reader.read((self._rows.columns(0, width), self._mask.columns(0, width)), ids)
+        return rows, mask
 
     def mask(self, ids: Array, first_column: int) -> Array:
         """As in `RowsReader`."""
-        return self._gather(self._mask, ids, first_column, self._row_width - first_column)
-
-    def _gather(self, reader: Reader, ids: Array, column: int, width: int) -> Array:
-        found, left = reader.gather(ids * self._row_width + column, width)
-        if len(left):
-            places = np.asarray(left)
-            for shard, here, local in by_shard(ids[places], self._ends):
-                for place, row in zip(places[here].tolist(), local.tolist(), strict=True):
-                    found[place] = reader.slice(shard, row * self._row_width + column, width)
-        return found
+        with self._lock:
+            return self._reader.read((self._mask.columns(first_column, self._row_width),), ids)[0]
 
 
 class DecodedRows:
