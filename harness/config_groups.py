@@ -101,7 +101,7 @@ class BpeTokenizerConfig(TokenizerConfig):
 
     name: str = "bpe"
     vocab_size: int = 4096
-    train_bytes: int = 67_108_864
+    train_bytes: int = 16_777_216
 
 
 @dataclass

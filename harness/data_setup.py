@@ -110,9 +110,9 @@ def _check_preparation(config: TrainConfig, store: Store) -> None:
 
 def _dotted(preparation: dict[str, Any]) -> dict[str, Any]:
     """The manifest's preparation under the names of the command line."""
-    names = {key: f"corpus.{key}" for key in ("field", "pair_fields", "separator", "suffixes")} | {
-        "corpus": "corpus"
-    }
+    names = {key: f"corpus.{key}" for key in ("field", "pair_fields", "separator", "suffixes")}
+    names |= {"corpus": "corpus", "bpe_vocab_size": "tokenizer.vocab_size"}
+    names |= {"bpe_train_bytes": "tokenizer.train_bytes"}
     return {names.get(key, f"prepare.{key}"): value for key, value in preparation.items()}
 
 

@@ -52,7 +52,8 @@ def differences(raw: dict[str, Any], job: Job) -> list[str]:
     if settings["sharding"] != preparation["sharding"]:
         settings.pop("shard_tokens", None)  # it belongs to one of the two
     pairs = {f"preparation.{key}": (preparation.get(key), value) for key, value in settings.items()}
-    for key, value in job.tokenizer.manifest_section().items():
+    wanted = job.tokenizer.manifest_section() | {"name": job.config.tokenizer.name}
+    for key, value in wanted.items():
         pairs[f"tokenizer.{key}"] = raw["tokenizer"].get(key), value
     for key, value in storage_section(job.storage, job.row_width).items():
         found = raw["storage"].get(key, _UNSAID.get(key))

@@ -26,8 +26,8 @@ class HfTokenizer(Tokenizer):
     token are refused, because the library says nothing of them and bits a byte would look lower for it.
     """
 
-    def __init__(self, content: bytes, source: str, boundary: str | int | None) -> None:
-        library = optional_package("tokenizers", "hf")
+    def __init__(self, content: bytes, source: str, boundary: str | int | None, name: str = "hf") -> None:
+        library = optional_package("tokenizers", name)
         try:
             self._tokenizer = library.Tokenizer.from_str(content.decode("utf-8"))
         except Exception as error:  # the library raises bare Exception
@@ -45,7 +45,7 @@ class HfTokenizer(Tokenizer):
         self._known = _known_characters(self._tokenizer, vocabulary, content)
         if not isinstance(boundary, int):
             boundary = vocabulary[_hf_boundary(self._tokenizer, vocabulary, source, boundary)]
-        super().__init__("hf", max(vocabulary.values()) + 1, boundary, {"tokenizer.json": content})
+        super().__init__(name, max(vocabulary.values()) + 1, boundary, {"tokenizer.json": content})
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_measured(text)[0]

@@ -6,21 +6,30 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import harness
 from harness.config import PrepareScriptConfig, TrainConfig, layout, row_width
-from harness.config_groups import Hdf5DataConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
+from harness.config_groups import (
+    BpeTokenizerConfig,
+    Hdf5DataConfig,
+    JsonlCorpusConfig,
+    ParquetCorpusConfig,
+    TextCorpusConfig,
+)
 from harness.escapes import escape
-from harness.prepare import chunks
+from harness.prepare import chunks, workplace
+from harness.prepare.bpe import learn_tokenizer
 from harness.prepare.corpora import SourceFile, separator_of
 from harness.prepare.documents import Rules
 from harness.prepare.old_set import OldSet
 from harness.prepare.pool import default_workers
 from harness.prepare.seal import storage_section
-from harness.prepare.tokenizers import Tokenizer
+from harness.prepare.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
+from harness.storage.manifest import load_manifest
 from harness.storage.manifest_schema import StorageInfo
 
 SMALL_CORPUS_BYTES = 64 << 20  # below it, starting processes costs more than they save
@@ -40,9 +49,22 @@ class Job:
     config: PrepareLike
     directory: Path
     files: list[SourceFile]
-    tokenizer: Tokenizer
     report: Report
     grown: OldSet | None = None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What a config names is made; a `bpe` is learnt, or it is that of the set which is there.
+
+        To learn one takes time, so it waits until it is needed. Whether the set that is there is the wanted
+        one follows from what its tokenizer was learnt from: the corpus and the settings.
+        """
+        wanted = self.config.tokenizer
+        if not isinstance(wanted, BpeTokenizerConfig):
+            return make_tokenizer(wanted)
+        if workplace.settled(self.directory) and not self.config.prepare.overwrite:
+            return load_tokenizer(self.directory, load_manifest(self.directory))
+        return learn_tokenizer(wanted, self.config.corpus, self.files, self.rules, self.report)
 
     @property
     def rules(self) -> Rules:
@@ -109,6 +131,9 @@ def preparation_settings(config: PrepareLike) -> dict[str, Any]:
         separator = separator_of(config.corpus)
         settings["separator"] = None if separator is None else escape(separator.decode())
         settings["suffixes"] = sorted(set(config.corpus.suffixes))
+    if isinstance(config.tokenizer, BpeTokenizerConfig):
+        settings["bpe_vocab_size"] = config.tokenizer.vocab_size
+        settings["bpe_train_bytes"] = config.tokenizer.train_bytes
     settings |= {
         "max_document_tokens": config.prepare.max_document_tokens,
         "val_fraction": float(config.prepare.val_fraction),
@@ -120,7 +145,7 @@ def preparation_settings(config: PrepareLike) -> dict[str, Any]:
 
 def versions(tokenizer: str) -> dict[str, str | None]:
     """The versions that the tokens come from: the harness' and the tokenizer's package's."""
-    packages = {"gpt2": ["tiktoken"], "hf": ["tokenizers"]}.get(tokenizer, [])
+    packages = {"gpt2": ["tiktoken"], "hf": ["tokenizers"], "bpe": ["tokenizers"]}.get(tokenizer, [])
     return {"harness": harness.__version__} | {package: _version(package) for package in packages}
 
 

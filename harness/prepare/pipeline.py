@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import set_directory
+from harness.config_groups import BpeTokenizerConfig
 from harness.errors import UserError
 from harness.prepare import workplace
 from harness.prepare.append import begin_growth, growing_job
@@ -29,7 +30,6 @@ from harness.prepare.records import recorded_counts, write_records
 from harness.prepare.sources import Reuse, end_sources, job_chunks, reusable
 from harness.prepare.state import Counts, State
 from harness.prepare.summary import Progress, Summary
-from harness.prepare.tokenizers import make_tokenizer
 from harness.prepare.writers import Writer, make_writers
 
 JOURNAL_SECONDS = 3.0
@@ -56,7 +56,10 @@ def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
 def _job(config: PrepareLike, directory: Path, report: Report) -> Job:
     files = list_files(config.corpus)
     check_several_documents(config, [file.path for file in files])
-    return Job(config, directory, files, make_tokenizer(config.tokenizer), report)
+    job = Job(config, directory, files, report)
+    if not isinstance(config.tokenizer, BpeTokenizerConfig):
+        assert job.tokenizer  # made now, so that a missing file is said before anything is written
+    return job
 
 
 def _prepare(job: Job) -> Summary:

@@ -26,7 +26,12 @@ GPT2_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
-_SET_FILES: dict[str, list[str]] = {"byte": [], "gpt2": sorted(GPT2_SHA256), "hf": ["tokenizer.json"]}
+_SET_FILES: dict[str, list[str]] = {
+    "byte": [],
+    "gpt2": sorted(GPT2_SHA256),
+    "hf": ["tokenizer.json"],
+    "bpe": ["tokenizer.json"],
+}
 _MEND_SET = (
     "put the original files back, or prepare the set again with prepare.overwrite=true (the same corpus and "
     "settings give the same set)"
@@ -85,7 +90,11 @@ class Gpt2Tokenizer(Tokenizer):
 
 
 def make_tokenizer(config: TokenizerConfig) -> Tokenizer:
-    """The tokenizer a config names. Raises `UserError` for missing or wrong files."""
+    """The tokenizer a config names, but for `bpe`: that one is learnt from a corpus (bpe.py).
+
+    Raises `UserError` for missing or wrong files.
+    """
+    assert config.name != "bpe"
     if isinstance(config, Gpt2TokenizerConfig):
         return Gpt2Tokenizer(_gpt2_files(config.path))
     if isinstance(config, HfTokenizerConfig):
@@ -122,7 +131,7 @@ def load_tokenizer(set_directory: Path | str, manifest: Any) -> Tokenizer:
     if section["name"] == "gpt2":
         return Gpt2Tokenizer(files)
     source = str(Path(set_directory) / "tokenizer" / "tokenizer.json")
-    return HfTokenizer(files["tokenizer.json"], source, section["boundary_token_id"])
+    return HfTokenizer(files["tokenizer.json"], source, section["boundary_token_id"], section["name"])
 
 
 def tokenizer_files(set_directory: Path | str, section: Mapping[str, Any]) -> dict[str, bytes]:
@@ -132,7 +141,9 @@ def tokenizer_files(set_directory: Path | str, section: Mapping[str, Any]) -> di
     """
     name, folder = section["name"], Path(set_directory) / "tokenizer"
     if name not in _SET_FILES:
-        raise UserError(f"{set_directory} was written with tokenizer {name!r}: known are byte, gpt2 and hf")
+        raise UserError(
+            f"{set_directory} was written with tokenizer {name!r}: known are {', '.join(_SET_FILES)}"
+        )
     files = {file: _read(folder / file, None) for file in _SET_FILES[name]}
     found, expected = files_sha256(files), section.get("sha256")
     if expected is not None and found != expected:
