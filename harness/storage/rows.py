@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.errors import UserError
+from harness.storage.manifest import Manifest
 from harness.storage.opening import open_manifest, wrong_layout
-from harness.storage.row_files import row_shards
+from harness.storage.row_files import RowShard, row_shards
 from harness.storage.row_readers import DecodedRows, PlainRows, RowsReader
 
 Array = np.ndarray[Any, Any]
@@ -48,9 +49,20 @@ class RowStore:
             if split not in manifest.splits:
                 known = ", ".join(manifest.splits)
                 raise UserError(f"split={split!r} must be one of {known}: {manifest.path} has no other")
-            shards = self._shards = row_shards(manifest, split)
+            shards = row_shards(manifest, split)
+        self._set_up(manifest, split, shards, mmap)
+
+    @classmethod
+    def of(cls, manifest: Manifest, split: str, *, mmap: bool = True) -> RowStore:
+        """The split of a manifest that is loaded already; else as the constructor."""
+        store = cls.__new__(cls)
+        store._set_up(manifest, split, row_shards(manifest, split), mmap)
+        return store
+
+    def _set_up(self, manifest: Manifest, split: str, shards: list[RowShard], mmap: bool) -> None:
         entry = manifest.splits[split]
         assert entry.row_width is not None
+        self._shards = shards
         self.manifest = manifest
         self.split = split
         self.dtype = manifest.storage.dtype
