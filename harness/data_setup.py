@@ -11,6 +11,7 @@ from harness.commands import override, prepare_command, shell_word, shown
 from harness.config import PrepareScriptConfig, TrainConfig, get, layout, set_directory
 from harness.errors import UserError
 from harness.storage import PairStore, Store, TokenStore, open_split
+from harness.storage.verify import ensure_verified
 
 if TYPE_CHECKING:
     from harness.storage.manifest import Manifest
@@ -47,6 +48,8 @@ def open_data(config: TrainConfig, report: Callable[[str], None]) -> Data:
     _check_digest(config, train)
     _check_preparation(config, train)
     validation = _open_validation(config, train)
+    for manifest in {store.metadata_sha256: store.manifest for store in (train, validation)}.values():
+        ensure_verified(manifest, config.data.verify, report)
     return Data(train, validation)
 
 

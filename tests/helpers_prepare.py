@@ -101,7 +101,7 @@ def snapshot(folder: Path) -> dict[str, str]:
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "provenance.json"
+        if path.is_file() and path.name not in ("provenance.json", "verified.json")
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ STORAGES = {
     "hdf5": Hdf5DataConfig(chunk_tokens=100),
     "hdf5-gzip": Hdf5DataConfig(chunk_tokens=100, compression="gzip"),
 }
-SIZES = {"seq_len": 16, "batch_size": 4}
+SIZES: dict[str, Any] = {"seq_len": 16, "batch_size": 4}
 LOADERS: dict[str, LoaderConfig] = {
     "sequential": LoaderConfig(**SIZES),
     "permutation": SlidingWindowConfig(stride=7, **SIZES),

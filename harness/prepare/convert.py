@@ -22,6 +22,7 @@ from harness.storage.manifest import Manifest, load_manifest, write_manifest
 from harness.storage.manifest_schema import StorageInfo
 from harness.storage.one_shard import Place, open_shard, places
 from harness.storage.rows import RowStore
+from harness.storage.verify import remember
 
 _BLOCK = 1 << 21  # tokens copied at a time
 
@@ -116,7 +117,7 @@ def _write(source: Manifest, storage: StorageInfo, building: Path) -> None:
         "files_sha256": {path.relative_to(building).as_posix(): sha256_file(path) for path in files},
     }
     write_json(building / workplace.PROVENANCE, provenance)
-    write_manifest(building, raw)
+    remember(write_manifest(building, raw))
     fsync_dir(building)
 
 

@@ -22,6 +22,7 @@ from harness.prepare.seal import storage_section
 from harness.prepare.state import Counts, State
 from harness.storage.manifest import write_manifest
 from harness.storage.manifest_schema import DTYPES
+from harness.storage.verify import remember
 
 FILE_KEYS = ("name", "path", "size", "mtime_ns")  # what is recorded of a source file
 
@@ -57,7 +58,7 @@ def recorded_counts(old: OldSet) -> Counts:
 def write_records(
     job: Job, building: Path, state: State, splits: dict[str, Any], files: dict[str, str], started: float
 ) -> None:
-    """The facts of the making, then the manifest, which is the last file written.
+    """The facts of the making, then the manifest; after it only the note that the shards were hashed.
 
     `files` are the shards' files with the SHA-256s of their whole content.
     """
@@ -88,7 +89,7 @@ def write_records(
         "preparation": preparation_settings(job.config) | {"corpus_sha256": state.total.chain},
         "splits": splits,
     }
-    write_manifest(building, raw)
+    remember(write_manifest(building, raw))
 
 
 def _counted(total: Counts) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def _id_faults(store: TokenStore | RowStore, ids: np.ndarray, place: Place, star
 
 def _hash_faults(path: Path, what: str, place: Place, promised: str | None, found: str) -> Iterator[str]:
     if promised is not None and promised != found:
-        yield f"{path}: {what} have SHA-256 {found}, but the manifest says {promised} ({place.range})"
+        yield f"{path}: SHA-256 of its {what} is {found}, but the manifest says {promised} ({place.range})"
 
 
 def _recorded_files(directory: Path) -> dict[str, str]:
