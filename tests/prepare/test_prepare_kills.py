@@ -59,7 +59,7 @@ def test_a_kill_at_any_write_leaves_all_or_nothing_and_the_next_run_ends_the_sam
     source = write_jsonl(tmp_path / "a.jsonl", texts(150))
     straight = finish(start_child(source, tmp_path / "straight"))
     events = int(straight["events"])
-    moments = sorted({1, 3, *range(9, events - 9, events // 5), *range(events - 8, events + 1)})
+    moments = sorted({1, 3, *range(9, events - 9, events // 5), *range(events - 12, events + 1)})
     children = []
     for moment in moments:
         children.append((moment, start_child(source, tmp_path / f"set{moment}", kill_at=moment)))
@@ -94,7 +94,7 @@ def test_a_kill_while_replacing_leaves_the_old_set_or_the_new(
 
     events = int(finish(start("first", 0))["events"])
     seen = set()
-    children = [(m, start(f"set{m}", m)) for m in range(events - 8, events + 1)]
+    children = [(m, start(f"set{m}", m)) for m in range(events - 12, events + 1)]
     for moment, child in children:
         directory = tmp_path / f"set{moment}"
         finish(child)
