@@ -105,8 +105,8 @@ class StepLog:
         elif empty:
             self._warn_once(
                 "row",
-                f"step {step}: {empty} of the batch's {len(counts)} sequences have no target, all of them is "
-                "padding or masked (loader.mask_boundary): they teach nothing. This is said once",
+                f"step {step}: {empty} of the batch's {len(counts)} sequences have no target, they are "
+                "padding or masked (loader.mask_boundary) and teach nothing. This is said once",
             )
 
     def _warn_once(self, about: str, message: str) -> None:

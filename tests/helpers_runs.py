@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.config import TrainConfig
 from harness.launch import Outcome, launch
-from tests.helpers_sets import write_set
+from tests.helpers_sets import random_rows, write_rows, write_set
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMES = ("tokens_per_s", "data_wait_ms")  # what may differ between two equal runs
@@ -30,6 +30,23 @@ def write_text_set(
     overrides.setdefault("preparation", {"corpus": "stdlib"})
     half = train_tokens // 2
     return write_set(directory, {"train": [train[:half], train[half:]], "val": [val]}, **overrides)
+
+
+def write_row_set(directory: Path, width: int = 17, **overrides: Any) -> Path:
+    """A set of padded rows in two train shards; some rows are full, some are nothing but padding."""
+    overrides.setdefault("preparation", {"corpus": "stdlib"})
+    train = [random_rows(count, width, seed=count) for count in (30, 21)]
+    return write_rows(directory, {"train": train, "val": [random_rows(20, width, seed=1)]}, **overrides)
+
+
+def write_pair_set(directory: Path, width: int = 17, neg_width: int = 17, **overrides: Any) -> Path:
+    """A set of 51 train and 20 val pairs of random rows."""
+    overrides.setdefault("preparation", {"corpus": "stdlib"})
+    splits = {}
+    for split, count in (("train", 51), ("val", 20)):
+        splits[f"{split}.pos"] = [random_rows(count, width, seed=2 * count)]
+        splits[f"{split}.neg"] = [random_rows(count, neg_width, seed=2 * count + 1)]
+    return write_rows(directory, splits, **overrides)
 
 
 def tiny_config(set_directory: Path, **changes: Any) -> TrainConfig:
