@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.config import PrepareScriptConfig, TrainConfig
-from harness.config_groups import HfTokenizerConfig, PrepareConfig, TextCorpusConfig
+from harness.config_groups import (
+    ContrastiveRowsConfig,
+    Hdf5DataConfig,
+    HfTokenizerConfig,
+    LoaderConfig,
+    PaddedRowsConfig,
+    PrepareConfig,
+    TextCorpusConfig,
+)
 from harness.errors import UserError
 from harness.prepare import prepare
-from tests.helpers_runs import run, tiny_config, write_text_set
+from tests.helpers_runs import run, tiny_config, write_pair_set, write_row_set, write_text_set
 
 
 def write_texts(folder: Path, word: str) -> Path:
@@ -108,3 +118,67 @@ def test_a_damaged_manifest_names_the_command_that_makes_it_anew(tmp_path: Path)
     (data / "metadata.json").write_text(json.dumps(raw))
     with pytest.raises(UserError, match=rf"prepare_data\.py data=npy corpus=stdlib .*data\.path={data}"):
         run(tiny_config(data), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("writer", "loader", "message"),
+    [
+        (write_row_set, LoaderConfig, r"loader: the set padded_rows, the configuration sequential"),
+        (write_pair_set, LoaderConfig, r"loader: the set contrastive_rows, the configuration sequential"),
+        (write_text_set, PaddedRowsConfig, r"loader: the set sequential, the configuration padded_rows"),
+        (
+            write_row_set,
+            ContrastiveRowsConfig,
+            r"loader: the set padded_rows, the configuration contrastive_rows",
+        ),
+    ],
+)
+def test_a_set_of_another_layout_is_named_with_the_loader_that_reads_it(
+    tmp_path: Path, writer: Callable[[Path], Path], loader: type[LoaderConfig], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run(tiny_config(writer(tmp_path / "set"), loader=loader(seq_len=16, batch_size=4)), tmp_path / "run")
+    wanted = message.split()[3].rstrip(",")
+    assert f"To train on this set say so: loader={wanted}" in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_row_width_than_the_sets_is_named_with_both(tmp_path: Path) -> None:
+    data = write_row_set(tmp_path / "set", width=33)
+    config = tiny_config(data, loader=PaddedRowsConfig(seq_len=16, batch_size=4, row_width=17))
+    with pytest.raises(UserError, match=r"row_width: the set 33, the configuration 17") as error:
+        run(config, tmp_path / "run")
+    assert "loader.row_width=33" in str(error.value)
+    config.loader = PaddedRowsConfig(seq_len=16, batch_size=4, row_width=33)
+    config.trainer.max_steps = 1
+    run(config, tmp_path / "run")
+
+
+def test_another_storage_than_the_sets_is_named_with_both(tmp_path: Path) -> None:
+    storage = {"format": "hdf5", "chunk_tokens": 512, "compression": "gzip"}
+    data = write_text_set(tmp_path / "set", storage=storage)
+    with pytest.raises(UserError, match=r"data: the set hdf5, the configuration npy") as error:
+        run(tiny_config(data), tmp_path / "run")
+    assert "To train on this set say so: data=hdf5" in str(error.value)
+    config = tiny_config(data)
+    config.data = Hdf5DataConfig(path=str(data))
+    with pytest.raises(UserError) as error:
+        run(config, tmp_path / "run")
+    assert "data.compression: the set gzip, the configuration none" in str(error.value)
+    assert "data.chunk_tokens: the set 512, the configuration 65536" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["padded_rows", "contrastive_rows"])
+def test_the_embedded_corpus_is_prepared_for_every_loader(tmp_path: Path, name: str) -> None:
+    """Of a fresh machine; here the standard library is a folder of a few files."""
+    loader = {"padded_rows": PaddedRowsConfig, "contrastive_rows": ContrastiveRowsConfig}[name]
+    (tmp_path / "library").mkdir()
+    for number in range(60):
+        (tmp_path / "library" / f"m{number}.py").write_text(f"value = {number} + {number % 7}\n" * 9)
+    config = tiny_config(tmp_path, loader=loader(seq_len=16, batch_size=4), trainer__max_steps=1)
+    config.data.path, config.data.root = None, str(tmp_path / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "library"))
+        run(config, tmp_path / "run")
+    layout = "rows17" if name == "padded_rows" else "contrastive17"
+    assert (tmp_path / "data" / f"npy-{layout}" / "metadata.json").is_file()
