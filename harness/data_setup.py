@@ -162,7 +162,7 @@ def _open_validation(config: TrainConfig, train: Store) -> Store:
             f"{store.metadata_sha256}. Start again when no preparation writes there."
         )
     ours, theirs = train.manifest.tokenizer, store.manifest.tokenizer
-    if (ours.name, ours.vocab_size, ours.sha256) != (theirs.name, theirs.vocab_size, theirs.sha256):
+    if not ours.means_the_same(theirs):
         raise UserError(
             f"evaluation.set={path} was made with tokenizer {theirs.name} ({theirs.vocab_size} ids), "
             f"the training set with {ours.name} ({ours.vocab_size}): losses would mean nothing. "

@@ -48,11 +48,12 @@ def open_initial(config: TrainConfig) -> Checkpoint | None:
 
 def check_tokenizer(saved: Checkpoint, manifest: Manifest) -> None:
     """Raise `UserError` unless the set was made with the tokenizer that the model was trained with."""
+    from harness.storage.manifest import TokenizerInfo
+
     theirs = manifest.tokenizer
     name = from_dict(saved.config, str(saved.path / checkpoint.CONFIG)).tokenizer.name
     vocab_size, sha256 = saved.trainer["vocab_size"], _tokenizer_sha256(saved)
-    differs = sha256 is not None and theirs.sha256 is not None and theirs.sha256 != sha256
-    if theirs.vocab_size != vocab_size or theirs.name != name or differs:
+    if not theirs.means_the_same(TokenizerInfo(name, vocab_size, None, sha256)):
         raise UserError(
             f"{manifest.path} was made with tokenizer {theirs.name} ({theirs.vocab_size} ids, sha256 "
             f"{theirs.sha256}), the model in {shown(saved.path)} was trained with {name} ({vocab_size} ids, "

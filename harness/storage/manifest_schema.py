@@ -84,6 +84,13 @@ class TokenizerInfo:
     boundary_token_id: int | None
     sha256: str | None
 
+    def means_the_same(self, other: TokenizerInfo) -> bool:
+        """Whether an id stands for the same text in both. Files say it, under whatever name they are used:
+        a `bpe` learnt for one set is an `hf` for the next."""
+        if self.sha256 is None or other.sha256 is None:
+            return (self.name, self.vocab_size) == (other.name, other.vocab_size)
+        return (self.sha256, self.vocab_size) == (other.sha256, other.vocab_size)
+
 
 def parse_storage(fields: Fields, version: int, path: Path) -> StorageInfo:
     """The `storage` section of a manifest of this `format_version` at `path`."""

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.config import TrainConfig
-from harness.config_groups import BpeTokenizerConfig, JsonlCorpusConfig
+from harness.config_groups import BpeTokenizerConfig, HfTokenizerConfig, JsonlCorpusConfig
 from harness.data_setup import open_data
 from harness.errors import UserError
 from harness.prepare import Tokenizer, bpe, chunks, load_tokenizer, prepare
@@ -248,6 +248,34 @@ def test_a_run_over_a_finished_set_names_another_vocabulary_and_learns_nothing(m
     assert "tokenizer.vocab_size: the set 300, the configuration 4096" in str(caught.value)
     assert "To train on this set say so: tokenizer.vocab_size=300" in str(caught.value)
     assert said == []
+
+
+def test_another_corpus_is_written_with_the_same_tokenizer_and_evaluated_on(
+    made: Path, tmp_path: Path
+) -> None:
+    other = jsonl(write_jsonl(tmp_path / "other.jsonl", texts(100, seed=8)))
+    same = HfTokenizerConfig(path=str(made / "set" / "tokenizer"))
+    prepared(tmp_path / "other", other, same)
+    settings_of: dict[str, Any] = {"corpus": JsonlCorpusConfig(), "tokenizer": learnt()}
+    config = TrainConfig(**settings_of)
+    config.data.path, config.loader.seq_len, config.prepare.val_fraction = str(made / "set"), 16, 0.2
+    config.evaluation.set = str(tmp_path / "other")
+    open_data(config, print).close()
+    prepared(tmp_path / "learnt-there", other, learnt())
+    config.evaluation.set = str(tmp_path / "learnt-there")
+    with pytest.raises(UserError, match="losses would mean nothing"):
+        open_data(config, print)
+
+
+def test_a_set_that_grows_keeps_its_tokenizer(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "corpus" / "1.jsonl", texts(100))
+    prepared(tmp_path / "set", jsonl(tmp_path / "corpus"), learnt())
+    before = tokenizer_of(tmp_path / "set").sha256
+    write_jsonl(tmp_path / "corpus" / "2.jsonl", texts(100, seed=7))
+    summary = prepared(tmp_path / "set", jsonl(tmp_path / "corpus"), learnt(), append=True)
+    assert summary.documents == 200
+    assert tokenizer_of(tmp_path / "set").sha256 == before
+    assert prepared(tmp_path / "set", jsonl(tmp_path / "corpus"), learnt()).already_there
 
 
 def test_replacing_a_set_learns_anew(made: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -10,14 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.config_groups import CorpusConfig, JsonlCorpusConfig
-from harness.prepare import chunks
+from harness.config import PrepareScriptConfig
+from harness.config_groups import (
+    ContrastiveRowsConfig,
+    CorpusConfig,
+    DataConfig,
+    Hdf5DataConfig,
+    JsonlCorpusConfig,
+    PrepareConfig,
+)
+from harness.prepare import chunks, prepare
 from harness.prepare.chunks import RangeChunk, stream_chunks
 from harness.prepare.corpora import list_files
-from harness.prepare.documents import SPLITS, Encoded, Rules, encode_chunk
+from harness.prepare.documents import SPLITS, Encoded, Rules, encode_chunk, split_of
 from harness.prepare.pairs import PairPart, text_pairs, window_pairs
 from harness.prepare.pool import encode_all
 from harness.prepare.tokenizers import ByteTokenizer
+from harness.storage import PairStore, open_split
 from tests.helpers_prepare import jsonl, small_chunks, text, texts, write_jsonl, write_texts
 
 FIELDS = ("prompt", "chosen", "rejected")
@@ -273,6 +283,36 @@ def test_pairs_are_the_same_whatever_the_number_of_processes(
     alone = made(1)
     assert len(alone) > 16
     assert made(2) == alone
+
+
+@pytest.mark.parametrize("storage", ["npy", "hdf5"])
+def test_a_prepared_set_holds_the_pairs_of_its_lines(tmp_path: Path, storage: str) -> None:
+    triples = list(zip(texts(40), texts(40, seed=1), texts(40, seed=2), strict=True))
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(line(*triple)) + "\n" for triple in triples))
+    config = PrepareScriptConfig(
+        data={"npy": DataConfig, "hdf5": Hdf5DataConfig}[storage](path=str(tmp_path / "set")),
+        corpus=JsonlCorpusConfig(path=str(path)),
+        prepare=PrepareConfig(val_fraction=0.25, workers=1),
+        loader=ContrastiveRowsConfig(row_width=90),
+    )
+    prepare(config, report=lambda said: None)
+    tokenizer = ByteTokenizer()
+    for split in SPLITS:
+        own = [
+            tuple(map(tokenizer.encode, triple))
+            for triple in triples
+            if split_of(hashlib.sha256(triple[0].encode()).digest(), 0.25) == split
+        ]
+        expected = rows_of(text_pairs(own, 90, 0, U2))  # type: ignore[arg-type]
+        assert len(expected[0]) > 3
+        store = open_split(tmp_path / "set", split)
+        assert isinstance(store, PairStore)
+        numbers = np.arange(store.total_rows)
+        found = (*store.pos.read_rows(numbers), *store.neg.read_rows(numbers))
+        store.close()
+        for one, other in zip(found, expected, strict=True):
+            assert np.array_equal(one, other)
 
 
 def test_windows_of_a_giant_document_are_skipped_and_counted(

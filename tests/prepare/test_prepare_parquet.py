@@ -246,6 +246,17 @@ def test_a_folder_gives_its_parquet_files_and_nothing_else(tmp_path: Path) -> No
     assert "holds no file ending in .parquet" in refusal(tmp_path / "other", parquet(tmp_path / "set"))
 
 
+def test_a_shard_a_source_file_is_a_shard_a_parquet_file(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2), ("c", 3)):
+        write_parquet(tmp_path / "parquet" / f"{name}.parquet", texts(40, seed))
+        write_jsonl(tmp_path / "lines" / f"{name}.jsonl", texts(40, seed))
+    prepared(tmp_path / "rows", parquet(tmp_path / "parquet"), sharding="source")
+    prepared(tmp_path / "of-lines", jsonl(tmp_path / "lines"), sharding="source")
+    one, other = (load_manifest(tmp_path / name) for name in ("rows", "of-lines"))
+    assert one.raw["splits"] == other.raw["splits"]
+    assert len(one.splits["train"].shards) == 3
+
+
 def test_a_finished_set_is_known_by_its_documents(tmp_path: Path) -> None:
     documents = texts(80)
     path = write_parquet(tmp_path / "a.parquet", documents)
