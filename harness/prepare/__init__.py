@@ -1,5 +1,6 @@
 """Text to storage: corpora, tokenizers, and the pipeline that writes a prepared set."""
 
+from harness.prepare.hdf5_writer import HDF5ShardWriter
 from harness.prepare.job import preparation_settings
 from harness.prepare.pipeline import prepare
 from harness.prepare.records import recorded_corpus_path
@@ -7,6 +8,7 @@ from harness.prepare.summary import SplitSummary, Summary
 from harness.prepare.tokenizers import Tokenizer, load_tokenizer, make_tokenizer, tokenizer_identity
 
 __all__ = [
+    "HDF5ShardWriter",
     "SplitSummary",
     "Summary",
     "Tokenizer",

@@ -7,12 +7,8 @@ give the same bytes, readers can map them, and a flipped bit in the structure is
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,17 +16,21 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from harness.errors import UserError
-from harness.files import fsync_dir
-from harness.storage.manifest_schema import COMPRESSIONS
+from harness.prepare.hdf5_files import (
+    BLOCK,
+    GrowingFile,
+    NewFile,
+    SealedFile,
+    block_of_chunks,
+    describe,
+    filters,
+)
 
 if TYPE_CHECKING:
     import h5py
 
 CHUNK_TOKENS = 65_536
-GZIP_LEVEL = 4
-PAGE = 4096
 _ROW_CHUNK = 65_536  # elements of a compressed chunk of rows, about
-_BLOCK = 1 << 21  # elements copied at a time
 
 
 class HDF5ShardWriter:
@@ -39,7 +39,8 @@ class HDF5ShardWriter:
     The file is built under a temporary name beside `path`, made durable and renamed by `close`. In a `with`
     block that ends in an exception, nothing is left. `dtype` is `uint16` or `uint32` (stored little-endian).
     The attributes on `tokens` are `token_count`, `document_count` and `sha256`, the SHA-256 (hex) of the
-    tokens' little-endian bytes, which is also `writer.sha256` after `close`.
+    tokens' little-endian bytes, which is also `writer.sha256` after `close`. With `growing=True` another
+    process can follow the shard, chunk by chunk, with `harness.storage.open_growing(path)`.
 
         with HDF5ShardWriter("train_00000.h5") as writer:
             writer.write([5, 6, 7, 0])
@@ -53,22 +54,19 @@ class HDF5ShardWriter:
         dtype: Any = np.uint16,
         chunk_tokens: int = CHUNK_TOKENS,
         compression: str = "none",
+        growing: bool = False,
     ) -> None:
         self.path = Path(path)
         self.dtype = _stored_dtype(dtype)
-        self.chunk_tokens = _chunk_tokens(chunk_tokens)
+        self.chunk_tokens = _chunk_tokens(chunk_tokens, self.dtype)
         self.token_count = 0
         self.document_count = 0
         self.sha256: str | None = None
         self._digest = hashlib.sha256()
         self._buffer = np.empty(self.chunk_tokens, self.dtype)
         self._buffered = 0
-        self._building = _Building(self.path)
-        with self._building.failing():
-            self._tokens = self._building.file.create_dataset(
-                "tokens", (0,), self.dtype, maxshape=(None,), chunks=(self.chunk_tokens,),
-                **_filters(compression, self.dtype),
-            )  # fmt: skip
+        make = GrowingFile if growing else SealedFile
+        self._shard = make(self.path, self.dtype, self.chunk_tokens, compression)
 
     def write(self, tokens: np.ndarray | Sequence[int], *, documents: int = 1) -> None:
         """Append the tokens of `documents` whole documents, `(n,)` integers; their boundaries included.
@@ -82,8 +80,11 @@ class HDF5ShardWriter:
         array = _as_stored(tokens, self.dtype)
         self.token_count += len(array)
         self.document_count += documents
-        with self._building.failing():
+        try:
             self._append(array)
+        except BaseException:
+            self.abandon()
+            raise
 
     def close(self) -> None:
         """Write what is buffered and the attributes, and give the file its name; twice does nothing more.
@@ -93,18 +94,9 @@ class HDF5ShardWriter:
         if self.sha256 is None:
             self._finish(self.document_count)
 
-    def _finish(self, documents: int | None) -> str:
-        with self._building.failing():
-            self._extend(self._buffer[: self._buffered])
-            sha256 = self._digest.hexdigest()
-            _describe(self._tokens, sha256, token_count=self.token_count, document_count=documents)
-            self._building.publish()
-        self.sha256 = sha256
-        return sha256
-
     def abandon(self) -> None:
         """Remove the unfinished file; does nothing to a finished one."""
-        self._building.remove()
+        self._shard.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +108,17 @@ class HDF5ShardWriter:
             self.close()
         else:
             self.abandon()
+
+    def _finish(self, documents: int | None) -> str:
+        try:
+            self._extend(self._buffer[: self._buffered])
+            sha256 = self._digest.hexdigest()
+            self._shard.finish(sha256, self.token_count, documents)
+        except BaseException:
+            self.abandon()
+            raise
+        self.sha256 = sha256
+        return sha256
 
     def _append(self, array: np.ndarray) -> None:
         """Fill the buffer; a full one and whole chunks beyond it go to the file."""
@@ -137,12 +140,10 @@ class HDF5ShardWriter:
 
     def _extend(self, array: np.ndarray) -> None:
         """Grow the dataset by `array`, which begins at a chunk's start; in parts that bound the memory."""
-        step = max(self.chunk_tokens, _BLOCK - _BLOCK % self.chunk_tokens)
+        step = block_of_chunks(self.chunk_tokens)
         for start in range(0, len(array), step):
             part = np.ascontiguousarray(array[start : start + step])
-            at = self._tokens.shape[0]
-            self._tokens.resize((at + len(part),))
-            self._tokens[at:] = part
+            self._shard.extend(part)
             self._digest.update(part.data)
 
 
@@ -189,12 +190,15 @@ def write_hdf5_rows(
             f"{path}: rows of shape {rows.shape} and a mask of {mask.dtype} {mask.shape} do not fit: both "
             "must be (n, W), the mask of bool, so that every token has its bit"
         )
-    building = _Building(Path(path))
-    with building.failing():
-        sha256, _ = _copy_rows(building.file, "rows", rows, dtype, compression)
-        mask_sha256, tokens = _copy_rows(building.file, "mask", mask, mask.dtype, compression)
-        building.file["mask"].attrs["token_count"] = tokens
-        building.publish()
+    new = NewFile(Path(path))
+    try:
+        sha256, _ = _copy_rows(new.file, "rows", rows, dtype, compression)
+        mask_sha256, tokens = _copy_rows(new.file, "mask", mask, mask.dtype, compression)
+        new.file["mask"].attrs["token_count"] = tokens
+        new.publish()
+    except BaseException:
+        new.remove()
+        raise
     return sha256, mask_sha256
 
 
@@ -202,88 +206,23 @@ def _copy_rows(
     file: h5py.File, name: str, source: np.ndarray, dtype: np.dtype[Any], compression: str
 ) -> tuple[str, int]:
     """Copy `source` into a new dataset, some rows at a time; its SHA-256 and how many entries are not 0."""
-    filters = _filters(compression, dtype)
+    options = filters(compression, dtype)
     count, width = source.shape
-    if filters and count and width:
-        filters["chunks"] = (max(1, min(count, _ROW_CHUNK // width)), width)
-    elif filters:
-        filters = {}  # nothing to compress, and a chunk has at least one element
-    dataset = file.create_dataset(name, source.shape, dtype, **filters)
+    if options and count and width:
+        options["chunks"] = (max(1, min(count, _ROW_CHUNK // width)), width)
+    elif options:
+        options = {}  # nothing to compress, and a chunk has at least one element
+    dataset = file.create_dataset(name, source.shape, dtype, **options)
     digest, nonzero = hashlib.sha256(), 0
-    step = filters.get("chunks", (1, width))[0] if count else 1
-    step *= max(1, _BLOCK // max(1, step * width))
+    step = options.get("chunks", (1, width))[0] if count else 1
+    step *= max(1, BLOCK // max(1, step * width))
     for start in range(0, count, step):
         part = np.ascontiguousarray(source[start : start + step], dtype)
         dataset[start : start + len(part)] = part
         digest.update(part.data)
         nonzero += int(np.count_nonzero(part))
-    _describe(dataset, digest.hexdigest(), row_count=count)
+    describe(dataset, digest.hexdigest(), row_count=count)
     return digest.hexdigest(), nonzero
-
-
-class _Building:
-    """A file under a temporary name, until it is published under its own or removed."""
-
-    def __init__(self, path: Path) -> None:
-        import h5py
-
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        self._refuse_existing()
-        # v110: checksummed headers, a flat chunk index. Metadata gathered in one block keeps chunks adjacent.
-        self.file = h5py.File(
-            self._temporary, "x", libver=("v110", "v110"), locking=False,
-            alignment_threshold=PAGE, alignment_interval=PAGE, meta_block_size=1 << 16,
-        )  # fmt: skip
-
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """Whatever fails inside leaves no file."""
-        try:
-            yield
-        except BaseException:
-            self.remove()
-            raise
-
-    def publish(self) -> None:
-        """Close, make durable, rename."""
-        self.file.close()
-        with open(self._temporary, "rb") as file:
-            os.fsync(file.fileno())
-        self._refuse_existing()
-        os.rename(self._temporary, self._path)
-        fsync_dir(self._path.parent)
-
-    def remove(self) -> None:
-        """Close and delete the temporary file, if there still is one."""
-        with contextlib.suppress(Exception):  # a full disk fails the closing too; the first error counts
-            self.file.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def _refuse_existing(self) -> None:
-        if os.path.lexists(self._path):
-            raise UserError(
-                f"{self._path} exists, and a shard is never written over: a run may be reading it. Remove it "
-                "first, or write to another name"
-            )
-
-
-def _describe(dataset: h5py.Dataset, sha256: str, **counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None:
-            dataset.attrs[name] = value
-    # Of a fixed length, so that it is in the checksummed header and not in HDF5's heap, which has none.
-    dataset.attrs["sha256"] = np.bytes_(sha256)
-
-
-def _filters(compression: str, dtype: np.dtype[Any]) -> dict[str, Any]:
-    """What h5py needs to know for `data.compression`; shuffle groups the bytes of a token by their weight."""
-    if compression not in COMPRESSIONS:
-        raise UserError(f"data.compression={compression!r} must be one of {', '.join(COMPRESSIONS)}")
-    if compression == "none":
-        return {}
-    level = {"compression_opts": GZIP_LEVEL} if compression == "gzip" else {}
-    return {"compression": compression, "shuffle": dtype.itemsize > 1, **level}
 
 
 def _stored_dtype(dtype: Any) -> np.dtype[Any]:
@@ -293,9 +232,13 @@ def _stored_dtype(dtype: Any) -> np.dtype[Any]:
     return found.newbyteorder("<")
 
 
-def _chunk_tokens(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"data.chunk_tokens={value!r} must be an integer of at least 1")
+def _chunk_tokens(value: int, dtype: np.dtype[Any]) -> int:
+    most = (2**32 - 1) // dtype.itemsize
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise UserError(
+            f"data.chunk_tokens={value!r} must be an integer from 1 to {most}: HDF5 has no larger chunks of "
+            f"{dtype.name}"
+        )
     return value
 
 

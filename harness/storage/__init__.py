@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.storage.growing import open_growing
 from harness.storage.hdf5 import MmapTokenStore
 from harness.storage.manifest import load_manifest
 from harness.storage.manifest_schema import SIDES, SPLITS
@@ -22,6 +23,7 @@ __all__ = [
     "ShardedTokenDataset",
     "Store",
     "TokenStore",
+    "open_growing",
     "open_split",
     "open_store",
     "read_ranges",

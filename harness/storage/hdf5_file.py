@@ -20,20 +20,31 @@ if TYPE_CHECKING:
 def open_hdf5(path: Path, expected: FileIdentity | None = None) -> tuple[h5py.File, FileIdentity]:
     """The file at `path` opened for reading, and its identity, which is `expected` where that is given.
 
-    Without HDF5's chunk cache (each window would copy whole chunks) and without its locks: a finished shard
-    never changes, and network mounts often have none. Raises `UserError` where it is no regular file, another
-    file than expected, or no whole HDF5 file.
+    Without HDF5's chunk cache: each window would copy whole chunks. Raises `UserError` where it is no regular
+    file, another file than expected, or no whole HDF5 file.
     """
-    import h5py
-
     identity = Descriptor(path, expected).identity
     with hdf5_errors(path):
-        file = h5py.File(path, "r", locking=False, rdcc_nbytes=0)
+        file = _open(path)
         opened = identity_of(os.fstat(file.id.get_vfd_handle()))
     if opened != identity:
         file.close()
         raise replaced(path, identity, opened)
     return file, identity
+
+
+def _open(path: Path) -> h5py.File:
+    import h5py
+
+    try:
+        return h5py.File(path, "r", rdcc_nbytes=0)
+    except BlockingIOError:  # a writer has it
+        raise
+    except OSError as error:
+        if "lock" not in str(error):
+            raise
+    # No locks on this mount, or the file is open without them in this process: a finished shard needs none.
+    return h5py.File(path, "r", locking=False, rdcc_nbytes=0)
 
 
 @contextmanager
@@ -44,7 +55,7 @@ def hdf5_errors(path: Path, what: str = "is no whole HDF5 file") -> Iterator[Non
     except UserError:
         raise
     except Exception as error:  # h5py passes on what HDF5 found as errors of many kinds
-        if "already open for" in str(error):
+        if isinstance(error, BlockingIOError) or "already open for" in str(error):
             raise UserError(
                 f"{path} is marked as being written: its writer was killed before it was complete, or is "
                 "still at work. Prepare the set again with prepare.overwrite=true; or, if you know that the "
