@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from harness.loaders.batch import IGNORE, check_sizes
+from harness.loaders.hinting import HintingLoader
 from harness.loaders.padded_rows import Array, check_width, inputs_and_targets
 from harness.loaders.permutation import Ids
-from harness.loaders.sampled import SampledLoader
 from harness.storage.rows import PairStore
 
 
-class ContrastivePaddedDataset(SampledLoader):
+class ContrastivePaddedDataset(HintingLoader):
     """Pairs of the set, each once an epoch. `batch_size` counts pairs, so a batch has twice as many rows.
 
     `inputs` and `targets` are int64 `(2 * batch_size, seq_len)`: the `pos` rows, then the `neg` rows of the
@@ -47,8 +47,12 @@ class ContrastivePaddedDataset(SampledLoader):
         """As `lost_tokens`: no epoch reads them."""
         return self.lost_tokens
 
-    def _read(self, ids: Ids) -> tuple[Any, Any]:
+    def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
         return pairs(self._data, ids, self.seq_len)
+
+    def _will_need(self, ids: Ids) -> None:
+        for side in (self._data.pos, self._data.neg):
+            side.prefetch(ids, min(self.seq_len + 1, side.row_width))
 
     def _extra_state(self) -> dict[str, Any]:
         return {"row_width": self._data.row_width}

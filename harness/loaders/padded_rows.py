@@ -9,8 +9,8 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.loaders.batch import IGNORE, check_sizes
+from harness.loaders.hinting import HintingLoader
 from harness.loaders.permutation import Ids
-from harness.loaders.sampled import SampledLoader
 from harness.storage.manifest import Manifest
 from harness.storage.opening import prepare_words
 from harness.storage.rows import RowStore
@@ -18,7 +18,7 @@ from harness.storage.rows import RowStore
 Array = np.ndarray[Any, Any]
 
 
-class PaddedDataset(SampledLoader):
+class PaddedDataset(HintingLoader):
     """Rows of the set, each once an epoch: `inputs` are the first `seq_len` columns, `targets` the next.
 
     A target outside of the mask is -100; inputs stay the ids that are stored, so a row that is nothing but
@@ -45,8 +45,11 @@ class PaddedDataset(SampledLoader):
         """As `lost_tokens`: no epoch reads them."""
         return self.lost_tokens
 
-    def _read(self, ids: Ids) -> tuple[Any, Any]:
+    def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
         return inputs_and_targets(self._data, ids, self.seq_len)
+
+    def _will_need(self, ids: Ids) -> None:
+        self._data.prefetch(ids, self.seq_len + 1)
 
     def _extra_state(self) -> dict[str, Any]:
         return {"row_width": self._data.row_width}

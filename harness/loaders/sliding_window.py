@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 
 from harness.errors import UserError
 from harness.loaders.batch import check_sizes
-from harness.loaders.lookahead import SlowStorage
+from harness.loaders.hinting import HintingLoader
 from harness.loaders.permutation import Ids, uniform_draws
-from harness.loaders.sampled import SampledLoader
 from harness.loaders.sequential import too_small
 from harness.storage import TokenStore
-
-# Measured on a cold local disk: 1 batch ahead halves the wait, 8 quarter it; slower storage needs more.
-_HINTED_BATCHES = 8
 
 SAMPLINGS = ("permutation", "ordered", "uniform")
 
@@ -35,7 +30,7 @@ def check_stride(stride: int | None, seq_len: int) -> int:
     return stride
 
 
-class SlidingWindowLoader(SampledLoader):
+class SlidingWindowLoader(HintingLoader):
     """Windows of `seq_len + 1` tokens from `i * stride`; `stride` None is `seq_len`, so none overlap.
 
     `sampling`: `permutation` reads each window once an epoch in a seeded order, `ordered` in file order in
@@ -74,8 +69,6 @@ class SlidingWindowLoader(SampledLoader):
         samples = self._windows
         if sampling == "uniform":
             samples = store.total_tokens // (batch_size * seq_len) * batch_size
-        self._storage = SlowStorage()
-        self._hinted = 0  # place in the order up to which windows were asked for
         super().__init__(store, samples, batch_size, seq_len, **options)
 
     count_windows = staticmethod(count_windows)
@@ -100,22 +93,11 @@ class SlidingWindowLoader(SampledLoader):
             return np.arange(start, start + count)
         return uniform_draws(self._windows, self._key(), start, count)
 
-    def _read(self, ids: Ids) -> tuple[Any, Any]:
-        started = time.perf_counter()
-        pair = self._tokens.get_windows(ids * self.stride, self.seq_len)
-        if self._storage.wants_hints(time.perf_counter() - started, ids.size * self.seq_len):
-            self._hint()
-        return pair
+    def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
+        return self._tokens.get_windows(ids * self.stride, self.seq_len)
 
-    def _hint(self) -> None:
-        """Ask for the windows of the next batches that were not asked for yet."""
-        end = self._position + _HINTED_BATCHES * self.batch_size
-        if not self._position < self._hinted <= end:
-            self._hinted = self._position + self.batch_size
-        while self._hinted <= min(end, self.samples - self.batch_size):
-            starts = self._ids(self._hinted, ahead=True) * self.stride
-            self._tokens.prefetch(starts, self.seq_len + 1)
-            self._hinted += self.batch_size
+    def _will_need(self, ids: Ids) -> None:
+        self._tokens.prefetch(ids * self.stride, self.seq_len + 1)
 
     def _extra_state(self) -> dict[str, Any]:
         return {"stride": self.stride, "sampling": self.sampling}

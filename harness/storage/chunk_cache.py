@@ -174,6 +174,12 @@ class ChunkedRows:
         """The mask alone; else as `read`."""
         return self._open().take(index, "mask", np.asarray(row_ids, np.int64))
 
+    def will_need(self, index: int, row_ids: Sequence[int] | TokenArray) -> None:
+        """Ask the system to read the chunks of these rows and of their mask ahead."""
+        for row in np.sort(np.asarray(row_ids, np.int64)).tolist():
+            for name in ("rows", "mask"):
+                self._open().will_need(index, name, row, 1)
+
     def close(self) -> None:
         """Let go of files and decoded blocks; a later read opens them again."""
         self._opened = None

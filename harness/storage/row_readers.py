@@ -25,6 +25,9 @@ class RowsReader(Protocol):
     def mask(self, ids: Array, first_column: int) -> Array:
         """The mask of the rows `ids` from a column on, as stored bytes."""
 
+    def will_need(self, ids: Array, width: int) -> None:
+        """Hint that the first `width` columns of these rows and their mask are read soon."""
+
 
 class PlainRows:
     """Rows that lie in their files as they are, through a `RowReader`: two tables over all shards."""
@@ -46,6 +49,11 @@ class PlainRows:
         """As in `RowsReader`."""
         with self._lock:
             return self._reader.read((self._mask.columns(first_column, self._row_width),), ids)[0]
+
+    def will_need(self, ids: Array, width: int) -> None:
+        """As in `RowsReader`."""
+        self._rows.columns(0, width).will_need(ids)
+        self._mask.columns(0, width).will_need(ids)
 
 
 class DecodedRows:
@@ -71,6 +79,11 @@ class DecodedRows:
         for shard, places, local in by_shard(ids, self._ends):
             mask[places] = self._files.read_mask(shard, local)[:, first_column:]
         return mask.view(np.uint8)
+
+    def will_need(self, ids: Array, width: int) -> None:
+        """As in `RowsReader`; of whole chunks."""
+        for shard, _, local in by_shard(ids, self._ends):
+            self._files.will_need(shard, local)
 
 
 def by_shard(ids: Array, ends: Array) -> Iterator[tuple[int, Array, Array]]:

@@ -99,6 +99,12 @@ class RowStore:
             self._refuse_id(ids, rows)
         return rows.astype(np.int64), mask
 
+    def prefetch(self, row_ids: Sequence[int] | Array, width: int) -> None:
+        """Hint that the first `width` columns of these rows and of their mask are read soon."""
+        ids = self._checked_ids(row_ids)
+        if len(ids):
+            self._open().will_need(ids, width)
+
     def count_tokens(self, first_column: int) -> int:
         """True mask entries of the whole split from `first_column` on. Reads those columns of all masks."""
         width = self.row_width - first_column

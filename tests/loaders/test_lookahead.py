@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.loaders import SlidingWindowLoader, lookahead
+from harness.loaders import ContrastivePaddedDataset, PaddedDataset, SlidingWindowLoader, lookahead
 from harness.loaders.lookahead import SlowStorage
-from harness.storage import ShardedTokenDataset
-from tests.helpers_sets import write_set
+from harness.storage import PairStore, RowStore, ShardedTokenDataset
+from tests.helpers_sets import random_rows, write_rows, write_set
 from tests.loaders.loader_contract import batches, check_sampled_loader
 
 FAST, SLOW = 100e-6, 160e-3
@@ -83,3 +83,36 @@ def test_hints_change_no_batch_and_no_cursor(tmp_path: Path, sampling: str) -> N
     store = _store(tmp_path)
     check_sampled_loader(partial(SlidingWindowLoader, store, 4, 5, sampling=sampling))
     assert store.asked
+
+
+class RecordingRows(RowStore):
+    """Notes which rows are asked for ahead."""
+
+    def __init__(self, directory: Path, split: str) -> None:
+        super().__init__(directory, split)
+        self.asked: list[int] = []
+
+    def prefetch(self, row_ids: Any, width: int) -> None:
+        self.asked += row_ids.tolist()
+        super().prefetch(row_ids, width)
+
+
+@pytest.mark.usefixtures("every_read_is_slow")
+@pytest.mark.parametrize("storage", [{"format": "npy"}, {"format": "hdf5", "compression": "gzip"}], ids=str)
+def test_rows_are_asked_for_before_they_are_read(tmp_path: Path, storage: dict[str, Any]) -> None:
+    shards = [random_rows(9, 6, seed=1), random_rows(7, 6, seed=2)]
+    store = RecordingRows(write_rows(tmp_path, {"train": shards}, storage=storage), "train")
+    make = partial(PaddedDataset, store, 2, 3)
+    assert len(list(batches(make()))) == 8
+    assert len(store.asked) == len(set(store.asked)) == 16 - 2 * 3
+    check_sampled_loader(make, ranks=(1, 2))
+
+
+@pytest.mark.usefixtures("every_read_is_slow")
+def test_pairs_are_asked_for_on_both_sides(tmp_path: Path) -> None:
+    sides = {"train.pos": [random_rows(16, 6, seed=1)], "train.neg": [random_rows(16, 3, seed=2)]}
+    write_rows(tmp_path, sides)
+    pos, neg = (RecordingRows(tmp_path, name) for name in sides)
+    assert len(list(batches(ContrastivePaddedDataset(PairStore(pos, neg), 2, 3)))) == 8
+    assert len(set(pos.asked)) == 10
+    assert pos.asked == neg.asked
