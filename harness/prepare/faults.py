@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.config import layout
 from harness.config_groups import JsonlCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.prepare import workplace
@@ -55,9 +56,19 @@ def check_outcome(job: Job, state: State, before: Counts, writers: dict[str, Wri
         if writer.documents == 0 and (split == "train" or prepare.val_fraction > 0):
             raise UserError(
                 f"the {split} split got none of the {total.documents:,} documents{_separated_by(job)} with "
-                f"prepare.val_fraction={prepare.val_fraction}: training needs both. Use more documents, or "
-                "another prepare.val_fraction" + (" (0 for no validation split)" if split == "val" else "")
+                f"prepare.val_fraction={prepare.val_fraction}{_unpaired(total)}: training needs both. Use "
+                "more documents, or another prepare.val_fraction"
+                + (" (0 for no validation split)" if split == "val" else "")
             )
+
+
+def _unpaired(total: Counts) -> str:
+    if not total.skipped_windows:
+        return ""
+    return (
+        f", {total.skipped_windows:,} windows or pairs being left out (a window's false continuation is from "
+        "another document of its split, near it in the corpus, or in its file with prepare.sharding=source)"
+    )
 
 
 def disk_error(error: OSError, job: Job, building: Path, state: State) -> OSError:
@@ -78,7 +89,9 @@ def disk_error(error: OSError, job: Job, building: Path, state: State) -> OSErro
 def _too_many_bad(job: Job, bad: int, seen: int, places: list[str]) -> UserError:
     more = bad - len(places)
     mend = "Mend the files"
-    if isinstance(job.config.corpus, JsonlCorpusConfig):
+    if isinstance(job.config.corpus, JsonlCorpusConfig) and layout(job.config.loader) == "contrastive":
+        mend = "Mend the lines, set corpus.pair_fields= to the fields of prompt, chosen and rejected text"
+    elif isinstance(job.config.corpus, JsonlCorpusConfig):
         mend = "Mend the lines, set corpus.field= to the field that holds the text"
     elif isinstance(job.config.corpus, TextCorpusConfig):
         mend = "Mend the files, keep other files out with corpus.suffixes="

@@ -20,6 +20,7 @@ from harness.config_groups import (
     JsonlCorpusConfig,
     PrepareConfig,
 )
+from harness.errors import UserError
 from harness.prepare import chunks, prepare
 from harness.prepare.chunks import RangeChunk, stream_chunks
 from harness.prepare.corpora import list_files
@@ -283,6 +284,22 @@ def test_pairs_are_the_same_whatever_the_number_of_processes(
     alone = made(1)
     assert len(alone) > 16
     assert made(2) == alone
+
+
+def test_a_corpus_without_pairs_is_refused_with_the_keys_that_mend_it(tmp_path: Path) -> None:
+    def refused(corpus: CorpusConfig) -> str:
+        loader = ContrastiveRowsConfig(row_width=90)
+        config = PrepareScriptConfig(DataConfig(path=str(tmp_path / "set")), corpus=corpus, loader=loader)
+        with pytest.raises(UserError) as caught:
+            prepare(config, report=lambda said: None)
+        return str(caught.value)
+
+    said = refused(jsonl(write_jsonl(tmp_path / "a.jsonl", texts(30))))
+    assert f"{tmp_path}/a.jsonl:1: the field 'prompt' is missing (there are 'text')" in said
+    assert "set corpus.pair_fields= to the fields of prompt, chosen and rejected text" in said
+    said = refused(text(write_texts(tmp_path / "texts", ["word " * 100] * 2)))
+    assert "the train split got none of the 2 documents" in said
+    assert "12 windows or pairs being left out" in said
 
 
 @pytest.mark.parametrize("storage", ["npy", "hdf5"])
