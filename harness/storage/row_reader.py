@@ -35,7 +35,7 @@ class RowReader:
 
     `map` gives a file as a read-only array `(rows, columns)` and reads nothing yet; `read` takes such arrays,
     or slices of them that keep adjacent columns (`tokens[:, 8:72]`, `tokens[100:]`), and row ids, and returns
-    one array for each. Rows that lie in several files are one source as a `RowTable`. How the bytes are
+    one array for each. Rows in several files are one source as a `row_table.RowTable`. How the bytes are
     fetched never shows in the answer: a read goes directly through the mappings, or, once those have been
     slow, as sorted positional reads by eight threads at once, as long as that is observed to be clearly
     faster; both check the same things first. `parallel` fixes the way.

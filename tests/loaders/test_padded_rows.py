@@ -85,8 +85,7 @@ def _child(loader: PaddedDataset, queue: Any) -> None:
     queue.put([(batch.inputs.tolist(), batch.targets.tolist()) for batch in batches(loader)])
 
 
-@pytest.mark.parametrize("storage", ["npy", "gzip"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("storage", "method"), [("npy", "fork"), ("gzip", "fork"), ("npy", "spawn")])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_started_loader_goes_on_the_same_in_another_process(
     tmp_path: Path, storage: str, method: str

@@ -118,6 +118,17 @@ def test_rows_are_owned_and_writable_and_the_files_stay_as_they_are(
         rows[0], mask[0] = 9, ~mask[0]
 
 
+def test_hints_change_nothing(tmp_path: Path, storage: dict[str, Any]) -> None:
+    for mmap in (True, False):
+        store = _store(tmp_path / str(mmap), storage, mmap=mmap)
+        for _ in range(2):
+            store.prefetch([11, 0, 11], 4)
+            assert np.array_equal(store.read_rows([0, 11])[0], ROWS[[0, 11]])
+        store.prefetch([], 4)
+        with pytest.raises(UserError, match="row 12 was asked for"):
+            store.prefetch([12], 4)
+
+
 def test_uint32_ids_are_read_back(tmp_path: Path, storage: dict[str, Any]) -> None:
     rows = np.array([[0, 70_000], [199_999, 65_536]], "<u4")
     folder = write_rows(
