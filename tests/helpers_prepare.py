@@ -8,6 +8,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ import pytest
 
 from harness.config import PrepareScriptConfig
 from harness.config_groups import (
+    ContrastiveRowsConfig,
     CorpusConfig,
     DataConfig,
     Gpt2TokenizerConfig,
+    Hdf5DataConfig,
     JsonlCorpusConfig,
+    LoaderConfig,
+    PaddedRowsConfig,
     PrepareConfig,
     TextCorpusConfig,
     TokenizerConfig,
@@ -41,6 +46,17 @@ def texts(count: int, seed: int = 0) -> list[str]:
 def write_jsonl(path: Path, documents: list[str], field: str = "text") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(json.dumps({field: d}).encode() + b"\n" for d in documents))
+    return path
+
+
+def write_lines(path: Path, documents: list[str]) -> Path:
+    """JSON lines that serve every layout: a text, and the same in two halves as a pair."""
+    lines = []
+    for document in documents:
+        half = len(document) // 2
+        pair = {"prompt": document[:half], "chosen": document[half:], "rejected": document[:half:-1] + "."}
+        lines.append(json.dumps({"text": document} | pair) + "\n")
+    path.write_text("".join(lines))
     return path
 
 
@@ -72,15 +88,36 @@ def gpt2() -> Gpt2TokenizerConfig:
     return Gpt2TokenizerConfig(path=str(gpt2_files()))
 
 
+# One of every storage and layout that a preparation writes: chunks, and rows of 17 columns.
+_STORAGES = {
+    "npy": DataConfig(),
+    "hdf5": Hdf5DataConfig(chunk_tokens=64),
+    "gzip": Hdf5DataConfig(chunk_tokens=64, compression="gzip"),
+}
+_LOADERS = {
+    "stream": LoaderConfig(),
+    "rows": PaddedRowsConfig(seq_len=16),
+    "pairs": ContrastiveRowsConfig(seq_len=16),
+}
+KINDS = [f"{storage}-{layout}" for storage in _STORAGES for layout in _LOADERS]
+
+
 def config_of(
-    directory: Path, corpus: CorpusConfig, tokenizer: TokenizerConfig | None = None, **settings: Any
+    directory: Path,
+    corpus: CorpusConfig,
+    tokenizer: TokenizerConfig | None = None,
+    *,
+    kind: str = "npy-stream",
+    **settings: Any,
 ) -> PrepareScriptConfig:
+    storage, layout = kind.split("-")
     settings = {"val_fraction": 0.2, "workers": 1} | settings
     return PrepareScriptConfig(
-        data=DataConfig(path=str(directory)),
+        data=replace(_STORAGES[storage], path=str(directory)),
         corpus=corpus,
         tokenizer=tokenizer or TokenizerConfig(),
         prepare=PrepareConfig(**settings),
+        loader=_LOADERS[layout],
     )
 
 

@@ -179,8 +179,8 @@ def check_replaceable(directory: Path) -> None:
     if foreign:
         raise UserError(
             f"{directory} holds files that are not part of the set: {', '.join(foreign[:5])}"
-            f"{', ...' if len(foreign) > 5 else ''}. prepare.overwrite=true would delete them: move them "
-            "away, or set data.path to another folder"
+            f"{', ...' if len(foreign) > 5 else ''}. Putting another set in its place would delete them: "
+            "move them away, or set data.path to another folder"
         )
 
 
