@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
 BLOCK = 1 << 21  # elements copied at a time
 _GZIP_LEVEL = 4
 _PAGE = 4096
+_SLACK = 1 << 20  # bytes that the structure of a file takes beside its data, at most
 
 
 class NewFile:
-    """An HDF5 file under a temporary name beside `path`, until it is published under that or removed."""
+    """An HDF5 file under a temporary name beside `path`, until it is published under that or removed.
+
+    HDF5 ends the process where a write fails (a full disk, a quota). So room is asked for before each write,
+    and a disk without it is an `OSError` here.
+    """
 
     def __init__(self, path: Path) -> None:
         import h5py
@@ -33,16 +39,32 @@ class NewFile:
         refuse_existing(path)
         self.temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
         # v110: checksummed headers, a flat chunk index. Metadata gathered in one block keeps chunks adjacent.
+        self._disk = open(self.temporary, "xb", buffering=0)  # noqa: SIM115
+        try:
+            self._allocate(0, _SLACK)
+        except BaseException:
+            self._disk.close()
+            self.temporary.unlink()
+            raise
         self.file = h5py.File(
-            self.temporary, "x", libver=("v110", "v110"), locking=False,
+            self.temporary, "w", libver=("v110", "v110"), locking=False,
             alignment_threshold=_PAGE, alignment_interval=_PAGE, meta_block_size=1 << 16,
         )  # fmt: skip
+        self.reserve(0, 0)
+
+    def reserve(self, parts: int, part_bytes: int) -> None:
+        """Make room for this many more chunks or datasets; `OSError` where there is none."""
+        aligned = part_bytes + -part_bytes % _PAGE
+        self._allocate(self.file.id.get_filesize(), parts * (aligned + 64) + _SLACK)
 
     def publish(self) -> None:
         """Close, make durable, rename; `UserError` where `path` exists by now."""
+        self.file.flush()
+        size = self.file.id.get_filesize()
         self.file.close()
-        with open(self.temporary, "rb") as file:
-            os.fsync(file.fileno())
+        self._disk.truncate(size)
+        os.fsync(self._disk.fileno())
+        self._disk.close()
         refuse_existing(self.path)
         os.rename(self.temporary, self.path)
         fsync_dir(self.path.parent)
@@ -51,7 +73,16 @@ class NewFile:
         """Close and delete the temporary file, if there still is one."""
         with contextlib.suppress(Exception):  # on a full disk closing fails too; the first error counts
             self.file.close()
+        self._disk.close()
         self.temporary.unlink(missing_ok=True)
+
+    def _allocate(self, start: int, size: int) -> None:
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._disk.fileno(), start, size)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise OSError(error.errno, error.strerror, str(self.temporary)) from error
 
 
 class SealedFile:
@@ -68,7 +99,7 @@ class SealedFile:
 
     def extend(self, array: np.ndarray) -> None:
         """Append an array that begins at a chunk's start."""
-        _extend(self._dataset, array)
+        _extend(self._new, self._dataset, array)
 
     def finish(self, sha256: str, tokens: int, documents: int | None) -> None:
         """Describe what is there and give it its name."""
@@ -106,7 +137,7 @@ class GrowingFile:
 
     def extend(self, array: np.ndarray) -> None:
         """Append an array that begins at a chunk's start, and let readers see it."""
-        _extend(self._dataset, array)
+        _extend(self._new, self._dataset, array)
         self._dataset.flush()
 
     def finish(self, sha256: str, tokens: int, documents: int | None) -> None:
@@ -170,8 +201,9 @@ def _tokens(
     return file.create_dataset("tokens", (0,), dtype, maxshape=(None,), chunks=(chunk_tokens,), **options)
 
 
-def _extend(dataset: h5py.Dataset, array: np.ndarray) -> None:
-    at = dataset.shape[0]
-    assert at % dataset.chunks[0] == 0
+def _extend(new: NewFile, dataset: h5py.Dataset, array: np.ndarray) -> None:
+    at, chunk = dataset.shape[0], dataset.chunks[0]
+    assert at % chunk == 0
+    new.reserve(-(-len(array) // chunk), chunk * array.itemsize)
     dataset.resize((at + len(array),))
     dataset[at:] = array

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from harness.prepare.hdf5_files import (
     describe,
     filters,
 )
-
-if TYPE_CHECKING:
-    import h5py
 
 CHUNK_TOKENS = 65_536
 _ROW_CHUNK = 65_536  # elements of a compressed chunk of rows, about
@@ -192,8 +189,8 @@ def write_hdf5_rows(
         )
     new = NewFile(Path(path))
     try:
-        sha256, _ = _copy_rows(new.file, "rows", rows, dtype, compression)
-        mask_sha256, tokens = _copy_rows(new.file, "mask", mask, mask.dtype, compression)
+        sha256, _ = _copy_rows(new, "rows", rows, dtype, compression)
+        mask_sha256, tokens = _copy_rows(new, "mask", mask, mask.dtype, compression)
         new.file["mask"].attrs["token_count"] = tokens
         new.publish()
     except BaseException:
@@ -203,7 +200,7 @@ def write_hdf5_rows(
 
 
 def _copy_rows(
-    file: h5py.File, name: str, source: np.ndarray, dtype: np.dtype[Any], compression: str
+    new: NewFile, name: str, source: np.ndarray, dtype: np.dtype[Any], compression: str
 ) -> tuple[str, int]:
     """Copy `source` into a new dataset, some rows at a time; its SHA-256 and how many entries are not 0."""
     options = filters(compression, dtype)
@@ -212,12 +209,16 @@ def _copy_rows(
         options["chunks"] = (max(1, min(count, _ROW_CHUNK // width)), width)
     elif options:
         options = {}  # nothing to compress, and a chunk has at least one element
-    dataset = file.create_dataset(name, source.shape, dtype, **options)
+    dataset = new.file.create_dataset(name, source.shape, dtype, **options)
+    if not options:
+        new.reserve(1, source.size * dtype.itemsize)
     digest, nonzero = hashlib.sha256(), 0
     step = options.get("chunks", (1, width))[0] if count else 1
     step *= max(1, BLOCK // max(1, step * width))
     for start in range(0, count, step):
         part = np.ascontiguousarray(source[start : start + step], dtype)
+        if options:
+            new.reserve(1 + part.size // _ROW_CHUNK, max(_ROW_CHUNK, width) * dtype.itemsize)
         dataset[start : start + len(part)] = part
         digest.update(part.data)
         nonzero += int(np.count_nonzero(part))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,6 +81,31 @@ def test_an_existing_file_is_never_written_over(tmp_path: Path, write: Callable[
         write(path)
     assert path.read_bytes() == b"in use"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("limit", [0, 70_000, 3_000_000])
+@pytest.mark.parametrize(
+    "write",
+    [
+        "write_hdf5_shard(path, tokens)",
+        "write_hdf5_shard(path, tokens, compression='gzip')",
+        "write_hdf5_rows(path, tokens.reshape(-1, 1000), tokens.reshape(-1, 1000) > 0)",
+        "w = HDF5ShardWriter(path, growing=True); w.write(tokens)",
+    ],
+)
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, write: str, limit: int) -> None:
+    script = f"""
+import resource, signal
+import numpy as np
+from harness.prepare.hdf5_writer import HDF5ShardWriter, write_hdf5_rows, write_hdf5_shard
+path, tokens = {str(tmp_path / "a.h5")!r}, np.random.default_rng(0).integers(0, 1 << 16, 4_000_000, np.uint16)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+{write}
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert "OSError: [Errno 27] File too large: " in result.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "lzf"])
