@@ -1,150 +1,287 @@
-"""How fast the sequential loader reads, against copying the same tokens from RAM to int64 in one process.
+"""How fast every loader reads every storage: against RAM, h5py, torch's DataLoader and nanoGPT's way.
 
-    python scripts/bench_loader.py [--tokens 100000000] [--seconds 20] [--json PATH]
+    python scripts/bench_loader.py [--tokens 40000000] [--seconds 120] [--json PATH]
 
-A temporary npy set of four shards is written and read warm, in batches of 32 x 1024. Ways take turns, pass
-by pass, and every pass opens its files anew, so each pays for its own page faults. A ratio is the median over
-the rounds of the floor's time divided by the way's time in the same round.
+The same tokens are written in every storage, in four shards, and read warm in batches of 32 x 1024. All ways
+take turns in one process. A turn opens its files anew, so it pays for its own page faults; right before it
+the floor has a turn: tokens copied from RAM to int64, or, for all but sequential reading, windows gathered
+there. A way's ratio is its tokens per second over its floor's, the median of the rounds. How long a first
+batch takes and how much memory is needed is measured before, loader by loader. For Linux.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import ctypes
+import gc
+import itertools
+import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import bench_peers as peers
 import numpy as np
+import torch
+from bench_peers import NextBatch, Way
+from bench_sets import SHARDS, STORAGES, Folders, random_tokens, write_sets
 
+from harness.config import layout
+from harness.config_groups import (
+    ContrastiveRowsConfig,
+    LoaderConfig,
+    PaddedRowsConfig,
+    SlidingWindowConfig,
+)
 from harness.files import write_json
-from harness.loaders import Prefetcher, TokenDataLoader
-from harness.storage import TokenStore, open_store
-from harness.storage.manifest import write_manifest
+from harness.loaders import make_loader
+from harness.storage import open_split
 
-BATCH_SIZE, SEQ_LEN = 32, 1024
-BATCH_TOKENS = BATCH_SIZE * SEQ_LEN
-VOCAB_SIZE = 50_257
-SHARDS = 4
-FLOOR = "RAM uint16 -> int64 (the floor)"
+B, T = 32, 1024
+_SIZES: dict[str, Any] = {"batch_size": B, "seq_len": T, "prefetch": 0}
+LOADERS: dict[str, LoaderConfig] = {
+    "sequential": LoaderConfig(**_SIZES),
+    "permutation": SlidingWindowConfig(**_SIZES),
+    "ordered": SlidingWindowConfig(**_SIZES, sampling="ordered"),
+    "uniform": SlidingWindowConfig(**_SIZES, sampling="uniform"),
+    "padded_rows": PaddedRowsConfig(**_SIZES),
+    "contrastive_rows": ContrastiveRowsConfig(**_SIZES),
+}
+TURN = 0.2  # seconds a way reads before the next one does
+OPENING = ("first_batch_ms", "resume_ms", "anonymous_mb")
 
-
-def write_tokens(directory: Path, tokens: np.ndarray) -> None:
-    """Write `tokens` as a train split of `SHARDS` shards."""
-    shards = []
-    for index, part in enumerate(np.array_split(tokens, SHARDS)):
-        file = f"train_{index:05d}.npy"
-        np.save(directory / file, part)
-        digest = hashlib.sha256(part.tobytes()).hexdigest()
-        shards.append({"file": file, "tokens": len(part), "sha256": digest})
-    write_manifest(
-        directory,
-        {
-            "format_version": 2,
-            "storage": {"format": "npy", "dtype": "uint16", "layout": "stream"},
-            "tokenizer": {"name": "random", "vocab_size": VOCAB_SIZE},
-            "splits": {
-                "train": {"total_tokens": len(tokens), "shards": shards},
-                "val": {"total_tokens": 0, "shards": []},
-            },
-        },
-    )
+# What was measured of each way, by name.
+Rows = dict[str, dict[str, list[float]]]
 
 
-def ways(tokens: np.ndarray, directory: Path) -> dict[str, Callable[[], None]]:
-    """One full pass over the stream for each way of reading it."""
-    batches = (len(tokens) - 1) // BATCH_TOKENS
-    out = np.empty(BATCH_TOKENS, np.int64)
-    mapped = open_store(directory, "train")
-    positional = open_store(directory, "train", mmap=False)
+class Goal(NamedTuple):
+    """A line of the table of speeds; `at_most` where less is better."""
 
-    def floor() -> None:
-        for start in range(0, batches * BATCH_TOKENS, BATCH_TOKENS):
-            np.copyto(out, tokens[start : start + BATCH_TOKENS])
+    what: str
+    least: float
+    aim: float
+    measured: list[float]
+    at_most: bool = False
 
-    def get_batch() -> None:
-        mapped.close()
-        for start in range(0, batches * BATCH_TOKENS, BATCH_TOKENS):
-            mapped.get_batch(start, BATCH_SIZE, SEQ_LEN)
 
-    def loader(store: TokenStore, depth: int | None) -> Callable[[], None]:
-        def one_pass() -> None:
-            store.close()
-            plain = TokenDataLoader(store, BATCH_SIZE, SEQ_LEN)
-            reader = plain if depth is None else Prefetcher(plain, depth)
-            for _ in range(batches):
-                reader.next_batch()
-            if isinstance(reader, Prefetcher):
-                reader.close()
+def loader_way(folder: Path, config: LoaderConfig, *, mmap: bool = True) -> Way:
+    """A loader of this project, epoch after epoch, over files opened for it."""
 
-        return one_pass
+    @contextmanager
+    def way() -> Iterator[NextBatch]:
+        loader = make_loader(config, open_split(folder, "train", mmap=mmap))
+        epochs = itertools.count(1)
 
-    return {
-        FLOOR: floor,
-        "get_batch": get_batch,
-        "loader": loader(mapped, None),
-        "loader, prefetch 2": loader(mapped, 2),
-        "loader, prefetch 8": loader(mapped, 8),
-        "loader, data.mmap=false": loader(positional, None),
+        def next_batch() -> Any:
+            try:
+                return loader.next_batch()
+            except StopIteration:
+                loader.start_epoch(next(epochs))
+                return loader.next_batch()
+
+        yield next_batch
+        loader.close()
+
+    return way
+
+
+def measure_all(folders: Folders, tokens: np.ndarray, seconds: float) -> Rows:
+    """Everything of the loaders, and speeds of the peers. Forks come first, while there is one thread."""
+    sets = {
+        f"{storage} {name}": (storage, config) for storage in STORAGES for name, config in LOADERS.items()
     }
+    pairs = {pair: (folders[storage, layout(config)], config) for pair, (storage, config) in sets.items()}
+    ways = {pair: loader_way(*where) for pair, where in pairs.items()}
+    rows = {pair: memory(way) for pair, way in ways.items()}
+    for pair, where in pairs.items():
+        rows[pair] |= first_batches(*where)
+    for name, speed in measure(ways | other_ways(folders), tokens, seconds).items():
+        rows[name] = rows.get(name, {}) | speed
+    return rows
 
 
-def measure(passes: dict[str, Callable[[], None]], seconds: float) -> dict[str, list[float]]:
-    """Seconds of each pass, the ways alternating, for at least `seconds` and three rounds after a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in passes}
-    for one_pass in passes.values():
-        one_pass()
+def other_ways(folders: Folders) -> dict[str, Way]:
+    """Variants of the two usual loaders, and the peers."""
+    ways = {}
+    npy, hdf5 = folders["npy", "stream"], folders["hdf5", "stream"]
+    for name in ("sequential", "permutation"):
+        config = LOADERS[name]
+        ahead = type(config)(**vars(config) | {"prefetch": 2})
+        ways[f"npy {name}, prefetch 2"] = loader_way(npy, ahead)
+        ways[f"npy {name}, mmap=false"] = loader_way(npy, config, mmap=False)
+        shuffle = name != "sequential"
+        ways[f"h5py slices, {name}"] = peers.h5py_slices(hdf5, B, T, shuffle=shuffle)
+        for workers in (0, 2):
+            ways[f"torch DataLoader {name}, {workers} workers"] = peers.torch_dataloader(
+                npy, B, T, shuffle=shuffle, workers=workers
+            )
+    ways["nanoGPT get_batch"] = peers.nanogpt(folders["bin", "stream"] / "train.bin", B, T)
+    return ways
+
+
+def turn(next_batch: NextBatch, seconds: float) -> float:
+    """Batches per second, over `seconds` and one batch at least."""
+    batches, elapsed, start = 0, 0.0, time.perf_counter()
+    while batches == 0 or elapsed < seconds:
+        next_batch()
+        batches += 1
+        elapsed = time.perf_counter() - start
+    return batches / elapsed
+
+
+def measure(ways: dict[str, Way], tokens: np.ndarray, seconds: float) -> Rows:
+    """For each way, round by round: tokens per second, and their ratio to its floor's."""
+    floors = {True: peers.ram_copy(tokens, B, T), False: peers.ram_gather(tokens, B, T)}
+    rows: Rows = {name: {"tokens_per_s": [], "ratio": []} for name in ways}
+    one_turn = min(TURN, seconds / len(ways))
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[FLOOR]) < 3:
-        for name, one_pass in passes.items():
-            start = time.perf_counter()
-            one_pass()
-            times[name].append(time.perf_counter() - start)
-    return times
+    while len(rows["npy sequential"]["ratio"]) < 3 or time.perf_counter() < end:
+        for name, way in ways.items():
+            with floors["sequential" in name]() as floor, way() as next_batch:
+                size = next_batch()[0].numel()
+                floor_rate = turn(floor, one_turn / 4) * B * T
+                rate = turn(next_batch, one_turn) * size
+            rows[name]["tokens_per_s"].append(rate)
+            rows[name]["ratio"].append(rate / floor_rate)
+    return rows
 
 
-def summary(times: dict[str, list[float]], tokens: int) -> dict[str, Any]:
-    """Tokens per second (median) and ratio to the floor (median and quartiles of the rounds) of each way."""
-    rows = {}
-    for name, seconds in times.items():
-        ratios = [ours / theirs for ours, theirs in zip(times[FLOOR], seconds, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        rate = tokens / statistics.median(seconds)
-        rows[name] = {"tokens_per_s": rate, "ratio": middle, "ratio_quartiles": [low, high]}
-    return {"batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, "rounds": len(times[FLOOR]), "ways": rows}
+def first_batches(folder: Path, config: LoaderConfig, times: int = 7) -> dict[str, list[float]]:
+    """Milliseconds to a first batch: from opening the files on, and at 90 % of an epoch of an open store."""
+    opened, resumed = [], []
+    for _ in range(times):
+        start = time.perf_counter()
+        store = open_split(folder, "train")
+        loader = make_loader(config, store)
+        loader.next_batch()
+        opened.append(1000 * (time.perf_counter() - start))
+        step = loader.position
+        cursor = loader.state_dict() | {"position": loader.batches_per_epoch * 9 // 10 * step}
+        start = time.perf_counter()
+        loader = make_loader(config, store)
+        loader.load_state_dict(cursor)
+        loader.next_batch()
+        resumed.append(1000 * (time.perf_counter() - start))
+    return {"first_batch_ms": opened, "resume_ms": resumed}
+
+
+def memory(way: Way) -> dict[str, list[float]]:
+    """Megabytes of anonymous memory that reading takes at most, and child processes; in a fork."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_read_and_weigh, args=(way, theirs))
+    process.start()
+    theirs.close()
+    anonymous, children = ours.recv()
+    process.join()
+    return {"anonymous_mb": [anonymous], "child_processes": [children]}
+
+
+def _read_and_weigh(way: Way, result: Connection) -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # free memory that the parent has left would hide what is taken
+    before = most = _anonymous_mb()
+    with way() as next_batch:
+        for _ in range(5):
+            turn(next_batch, 0.02)
+            most = max(most, _anonymous_mb())
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    result.send((most - before, len(children)))
+
+
+def _anonymous_mb() -> float:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1000
+
+
+def goals(rows: Rows) -> list[Goal]:
+    """What the loaders are held to; compressed storage is measured for information only."""
+
+    def against(ours: str, theirs: str) -> list[float]:
+        return [a / b for a, b in zip(rows[ours]["ratio"], rows[theirs]["ratio"], strict=True)]
+
+    def worst(key: str, *without: str) -> list[float]:
+        pairs = [
+            f"{storage} {name}" for storage in ("npy", "hdf5") for name in LOADERS if name not in without
+        ]
+        return max((rows[pair][key] for pair in pairs), key=statistics.median)
+
+    random, hdf5 = "npy permutation", "hdf5 permutation"
+    torch_way = "torch DataLoader permutation, {} workers"
+    return [
+        Goal("npy sequential / copying in RAM", 0.6, 1.0, rows["npy sequential"]["ratio"]),
+        Goal("npy random windows / gathering in RAM", 0.35, 0.6, rows[random]["ratio"]),
+        Goal("hdf5 random windows / npy", 0.8, 1.0, against(hdf5, random)),
+        Goal("hdf5 random windows / h5py slices", 8, 12, against(hdf5, "h5py slices, permutation")),
+        Goal("npy random windows / torch, 0 workers", 5, 15, against(random, torch_way.format(0))),
+        Goal("npy random windows / torch, 2 workers", 5, 15, against(random, torch_way.format(2))),
+        Goal("npy random windows / nanoGPT", 15, 40, against(random, "nanoGPT get_batch")),
+        Goal("first batch from opening on, ms", 20, 10, worst("first_batch_ms"), at_most=True),
+        Goal("resume at 90 % of an epoch, ms", 5, 1, worst("resume_ms"), at_most=True),
+        Goal("anonymous memory, MB", 10, 10, worst("anonymous_mb", "block_shuffle"), at_most=True),
+        Goal("child processes", 0, 0, worst("child_processes"), at_most=True),
+    ]
+
+
+def print_tables(rows: Rows, lines: list[Goal]) -> None:
+    """The goals with what was measured, then every way."""
+    print(f"{'':<40}{'at least':>9}{'aim':>7}{'measured':>10}  quartiles")
+    for goal in lines:
+        low, middle, high = _quartiles(goal.measured)
+        missed = "" if (middle <= goal.least if goal.at_most else middle >= goal.least) else "  MISSED"
+        sign = "<=" if goal.at_most else ""
+        print(
+            f"{goal.what:<40}{sign + format(goal.least, 'g'):>9}{goal.aim:>7g}{middle:>10.2f}"
+            f"  {low:.2f} .. {high:.2f}{missed}"
+        )
+    print(f"\n{'way':<38}{'Mtok/s':>8}{'ratio':>8}  {'quartiles':<14}{'first':>7}{'resume':>8}{'MB':>7}")
+    for name, row in rows.items():
+        low, middle, high = _quartiles(row["ratio"])
+        opening = [statistics.median(row[key]) for key in OPENING if key in row]
+        print(
+            f"{name:<38}{statistics.median(row['tokens_per_s']) / 1e6:>8.1f}{middle:>8.3f}  "
+            f"{f'{low:.3f} .. {high:.3f}':<14}" + "".join(f"{value:>8.1f}" for value in opening)
+        )
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
 def main() -> None:
-    """Measure, print the table, write the JSON."""
+    """Write the sets, measure, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokens", type=int, default=100_000_000, help="tokens of the set (100 000 000)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long to measure (20)")
+    parser.add_argument("--tokens", type=int, default=40_000_000, help="tokens of each set (40 000 000)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long the ways take turns (120)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    if options.tokens <= BATCH_TOKENS:
-        parser.error(f"--tokens={options.tokens} must be more than one batch of {BATCH_TOKENS} tokens")
-    tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, options.tokens, dtype=np.uint16)
+    needed = SHARDS * (B * T + 1)
+    if options.tokens < needed:
+        parser.error(f"--tokens={options.tokens} must be at least {needed}: a batch in each shard")
+    torch.set_num_threads(1)
+    tokens = random_tokens(options.tokens)
     with tempfile.TemporaryDirectory() as folder:
-        write_tokens(Path(folder), tokens)
-        times = measure(ways(tokens, Path(folder)), options.seconds)
-    result = summary(times, (options.tokens - 1) // BATCH_TOKENS * BATCH_TOKENS)
-    print(
-        f"B={BATCH_SIZE} T={SEQ_LEN}, {options.tokens} tokens, {SHARDS} shards, {result['rounds']} rounds\n"
-    )
-    print(f"{'way':<34}{'Mtok/s':>8}{'ratio':>8}  quartiles")
-    for name, row in result["ways"].items():
-        low, high = row["ratio_quartiles"]
-        print(f"{name:<34}{row['tokens_per_s'] / 1e6:>8.0f}{row['ratio']:>8.2f}  {low:.2f} .. {high:.2f}")
+        folders = write_sets(Path(folder), tokens, T + 1)
+        for file in Path(folder).rglob("*.*"):
+            file.read_bytes()  # in order, so that the page cache holds it in large pieces
+        rows = measure_all(folders, tokens, options.seconds)
+    lines = goals(rows)
+    rounds = len(rows["npy sequential"]["ratio"])
+    print(f"B={B} T={T}, {options.tokens} tokens, {SHARDS} shards, {rounds} rounds\n")
+    print_tables(rows, lines)
     if options.json:
-        write_json(options.json, result)
+        table = [goal._asdict() for goal in lines]
+        write_json(options.json, {"batch_size": B, "seq_len": T, "goals": table, "ways": rows})
 
 
 if __name__ == "__main__":
