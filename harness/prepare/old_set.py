@@ -24,11 +24,11 @@ class OldSet:
 
     @cached_property
     def shards(self) -> dict[str, dict[str, Any]]:
-        """Every shard's entry in the manifest by its `file`."""
+        """Every shard's entry in the manifest by its name, as `train_00000`."""
         splits = list(self.raw["splits"].values())
         if self.raw["storage"].get("layout") == "contrastive":
             splits = [side for split in splits for side in split.values()]
-        return {shard["file"]: shard for split in splits for shard in split["shards"]}
+        return {shard["file"].split(".")[0]: shard for split in splits for shard in split["shards"]}
 
     @property
     def files(self) -> dict[str, str]:

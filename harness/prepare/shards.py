@@ -128,14 +128,14 @@ class SplitWriter:
         before = len(self.shards)
         self.close_shard()
         text_bytes, self._source_bytes = self.bytes - self._source_bytes, self.bytes
-        return {"shards": [shard["file"] for shard in self.shards[before:]], "bytes": text_bytes}
+        return {"shards": self._stems(before), "bytes": text_bytes}
 
     def adopt(self, source: dict[str, Any], old: OldSet) -> dict[str, Any]:
         """Take over what `end_source` said of a source of another set; what it would say of it here."""
         before = len(self.shards)
-        for file in source["shards"]:
+        for stem in source["shards"]:
             self._check_index()
-            entry, names = old.shards[file], file_names(self._stem(), self.storage)
+            entry, names = old.shards[stem], file_names(self._stem(), self.storage)
             for key, name in names.items():
                 link_or_copy(old.folder / entry[key], self.folder / name)
                 self.files[name] = old.files[entry[key]]
@@ -145,7 +145,7 @@ class SplitWriter:
             self._open = self._arrays()
         self.bytes += source["bytes"]
         self._source_bytes = self.bytes
-        return {"shards": [shard["file"] for shard in self.shards[before:]], "bytes": source["bytes"]}
+        return {"shards": self._stems(before), "bytes": source["bytes"]}
 
     def finish(self) -> dict[str, Any]:
         """Close the last shard; the manifest's entry of this split."""
@@ -180,6 +180,10 @@ class SplitWriter:
 
     def _stem(self, index: int | None = None) -> str:
         return f"{self.prefix}_{len(self.shards) if index is None else index:05d}"
+
+    def _stems(self, first: int) -> list[str]:
+        """The names of the closed shards from number `first` on, which are the same in every storage."""
+        return [self._stem(index) for index in range(first, len(self.shards))]
 
     def _seal(self) -> dict[str, str]:
         if self.storage.format == "npy":
