@@ -112,7 +112,7 @@ def _by_split(
             as_bytes = isinstance(tokenizer, ByteTokenizer) and not document.continuations
             kept = document._replace(text="") if as_bytes else document
             by_split[split_of(key, rules.val_fraction)].append(kept)
-        result.empty += not document.data
+        result.empty += not document.data and not document.continuations
     result.digests = b"".join(digests)
     result.documents = len(digests)
     return by_split

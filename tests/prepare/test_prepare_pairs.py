@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.config import PrepareScriptConfig
+from harness.config_checks import validate
 from harness.config_groups import (
     ContrastiveRowsConfig,
     CorpusConfig,
@@ -208,7 +209,7 @@ def test_json_lines_give_pairs_of_three_fields() -> None:
     pos, pos_mask, neg, neg_mask = rows_of(result.pairs["train"])
     assert shown(pos, pos_mask) == ["0 98 99 [100] [0] 0 0", "0 [103] [0] 0 0 0 0"]
     assert shown(neg, neg_mask) == ["0 98 99 [101] [102] [0] 0", "0 [104] [0] 0 0 0 0"]
-    assert (result.documents, result.bad_documents, result.parts) == (2, 0, {})
+    assert (result.documents, result.empty, result.bad_documents, result.parts) == (2, 0, 0, {})
 
 
 @pytest.mark.parametrize(
@@ -300,6 +301,16 @@ def test_a_corpus_without_pairs_is_refused_with_the_keys_that_mend_it(tmp_path: 
     said = refused(text(write_texts(tmp_path / "texts", ["word " * 100] * 2)))
     assert "the train split got none of the 2 documents" in said
     assert "12 windows or pairs being left out" in said
+
+
+def test_a_limit_on_tokens_is_refused_where_pairs_are_cut_by_width() -> None:
+    config = PrepareScriptConfig(corpus=JsonlCorpusConfig(path="a.jsonl"), loader=ContrastiveRowsConfig())
+    validate(config)
+    config.prepare.max_document_tokens = 50
+    with pytest.raises(UserError, match=r"max_document_tokens=50 means nothing to pairs .*row_width=129"):
+        validate(config)
+    config.corpus = CorpusConfig()  # windows of documents, which may be cut
+    validate(config)
 
 
 @pytest.mark.parametrize("storage", ["npy", "hdf5"])
