@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from harness.storage.io import Descriptors, FileIdentity, read_exactly
-from harness.storage.ranges import run_all
+from harness.storage.io import Descriptors, FileIdentity, read_exactly, will_need
+from harness.storage.ranges import WORKERS, run_all
 
 _Array = np.ndarray[Any, Any]
 
@@ -121,37 +121,60 @@ def read_parallel(sources: Sequence[Source], ids: _Array, descriptors: Descripto
 def strip_jobs(
     strip: Strip, unique: _Array, out: _Array, descriptors: Descriptors
 ) -> list[Callable[[], None]]:
-    """Reads that together fill `out` with the ascending rows `unique` of one file."""
+    """Reads that together fill `out` with the ascending rows `unique` of one file.
+
+    The system is told of all of them first: where it reads ahead, that halves the wait of a cold disk.
+    """
+    runs = _runs(strip, unique)
+    descriptor = descriptors.get(strip.path, strip.identity)
+    for run in runs:
+        will_need(descriptor, run.offset, run.size)
+    # A few jobs a thread, so that all end at about the same time; each costs as much as a small read.
+    size = -(-len(runs) // (2 * WORKERS))
     return [
-        partial(_read_run, strip, descriptors, unique[first:last], out[first:last])
-        for first, last in _runs(strip, unique)
+        partial(_read_runs, strip, unique, out, runs[start : start + size], descriptors)
+        for start in range(0, len(runs), size)
     ]
 
 
-def _runs(strip: Strip, unique: _Array) -> list[tuple[int, int]]:
-    """The places `[first, last)` in the ascending `unique` whose rows are read at once."""
-    begins = (unique * strip.stride).tolist()
-    width = strip.width
+class _Run(NamedTuple):
+    """The places `[first, last)` of rows that are read at once, and the bytes of the file that hold them."""
+
+    first: int
+    last: int
+    offset: int
+    size: int
+
+
+def _runs(strip: Strip, unique: _Array) -> list[_Run]:
+    """The ascending rows `unique` in as many reads as are worth a wait of their own."""
+    begins = (strip.offset + unique * strip.stride).tolist()
     runs = []
     first = 0
-    for index in range(1, len(begins)):
-        gap = begins[index] - begins[index - 1] - width
-        if gap > _GAP or begins[index] + width - begins[first] > _SPAN:
-            runs.append((first, index))
+    for index in range(1, len(begins) + 1):
+        end = begins[index - 1] + strip.width
+        if (
+            index == len(begins)
+            or begins[index] - end > _GAP
+            or begins[index] + strip.width - begins[first] > _SPAN
+        ):
+            runs.append(_Run(first, index, begins[first], end - begins[first]))
             first = index
-    return [*runs, (first, len(begins))]
+    return runs
 
 
-def _read_run(strip: Strip, descriptors: Descriptors, ids: _Array, out: _Array) -> None:
-    """Fill `out` with the bytes of the ascending rows `ids` by one read."""
+def _read_runs(
+    strip: Strip, unique: _Array, out: _Array, runs: Sequence[_Run], descriptors: Descriptors
+) -> None:
+    """Fill `out` with the bytes of the rows `unique`, one read for each of these runs."""
     descriptor = descriptors.get(strip.path, strip.identity)
-    first, last = int(ids[0]), int(ids[-1])
-    offset = strip.offset + first * strip.stride
-    span = (last - first) * strip.stride + strip.width
-    if span == out.size:
-        read_exactly(strip.path, descriptor, out, offset)
-        return
-    scratch = np.empty(span, np.uint8)
-    read_exactly(strip.path, descriptor, scratch, offset)
-    shape = (last - first + 1, strip.width)
-    out[:] = np.ndarray(shape, np.uint8, scratch, strides=(strip.stride, 1))[ids - first]
+    for run in runs:
+        part = out[run.first : run.last]
+        if part.size == run.size:
+            read_exactly(strip.path, descriptor, part, run.offset)
+            continue
+        scratch = np.empty(run.size, np.uint8)
+        read_exactly(strip.path, descriptor, scratch, run.offset)
+        places = unique[run.first : run.last] - unique[run.first]
+        shape = (int(places[-1]) + 1, strip.width)
+        part[:] = np.ndarray(shape, np.uint8, scratch, strides=(strip.stride, 1))[places]
