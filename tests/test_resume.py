@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from harness import checkpoint
+from harness.config import TrainConfig
+from harness.config_groups import SlidingWindowConfig
 from harness.errors import UserError
 from tests.helpers_runs import rows, run, snapshot, tiny_config, train_rows, weights, write_text_set
 
@@ -130,16 +136,91 @@ def test_a_fresh_start_into_a_run_is_refused(data: Path, straight: Path) -> None
         ({"loader__batch_size": 8}, ["loader.batch_size", "checkpoint 4", "now 8"]),
         ({"loader__seed": 5}, ["loader.seed", "checkpoint 0", "now 5"]),
         ({"seed": 5}, ["seed", "checkpoint 0", "now 5"]),
+        ({"loader__mask_boundary": "after"}, ["loader.mask_boundary", "checkpoint none", "now after"]),
+        ({"trainer__dpo_beta": 0.2}, ["trainer.dpo_beta", "checkpoint 0.1", "now 0.2"]),
+        ({"init_from": "elsewhere"}, ["init_from", "checkpoint None", "now elsewhere"]),
     ],
 )
 def test_what_may_not_change_is_refused_with_both_values(
-    data: Path, straight: Path, change: dict[str, int], words: list[str]
+    data: Path, straight: Path, change: dict[str, Any], words: list[str]
 ) -> None:
     before = snapshot(straight)
     with pytest.raises(UserError) as error:
         run(tiny_config(data, resume=str(straight), trainer__max_steps=20, **change), straight)
     assert all(word in str(error.value) for word in words), str(error.value)
     assert snapshot(straight) == before
+
+
+@pytest.fixture(scope="module")
+def sliding(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of seeded windows, every key of the loader at its default."""
+    path = tmp_path_factory.mktemp("runs") / "sliding"
+    run(window_config(data, trainer__max_steps=2), path)
+    return path
+
+
+def window_config(data: Path, seq_len: int = 16, batch_size: int = 4, **changes: Any) -> TrainConfig:
+    keys = {
+        key.removeprefix("loader__"): changes.pop(key) for key in [*changes] if key.startswith("loader__")
+    }
+    return tiny_config(
+        data, loader=SlidingWindowConfig(seq_len=seq_len, batch_size=batch_size, **keys), **changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"loader__stride": 8}, ["loader.stride: checkpoint 16, now 8"]),
+        ({"loader__sampling": "ordered"}, ["loader.sampling: checkpoint permutation, now ordered"]),
+        ({"loader__epoch_seed": "additive"}, ["loader.epoch_seed: checkpoint mixed, now additive"]),
+        ({"loader__seed": 3, "loader__stride": 8}, ["loader.seed: checkpoint 0, now 3", "loader.stride"]),
+    ],
+)
+def test_another_order_of_windows_is_refused_with_both_values(
+    data: Path, sliding: Path, change: dict[str, Any], words: list[str]
+) -> None:
+    before = snapshot(sliding)
+    with pytest.raises(UserError, match="the order of the data changes") as error:
+        run(window_config(data, resume=str(sliding), **change), sliding)
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert snapshot(sliding) == before
+
+
+def test_a_default_that_is_spelt_out_is_no_change(data: Path, sliding: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(sliding, tmp_path / "run"))
+    run(window_config(data, loader__stride=16, trainer__max_steps=3, resume=str(path)), path)
+    assert "loader.stride" not in (path / "train.log").read_text()
+
+
+def test_another_loader_is_named_once_without_the_keys_it_brings(data: Path, sliding: Path) -> None:
+    with pytest.raises(UserError, match=r"loader\.name: checkpoint sliding_window, now sequential") as error:
+        run(tiny_config(data, resume=str(sliding)), sliding)
+    assert "loader.stride" not in str(error.value)
+
+
+def test_a_checkpoint_from_before_a_key_existed_has_its_default(
+    data: Path, straight: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    run(tiny_config(data, trainer__max_steps=2), path)
+    folder = checkpoint.step_dir(path, 2)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    del config["loader"]["mask_boundary"], config["trainer"]["dpo_beta"], config["init_from"]
+    trainer = json.loads((folder / "trainer.json").read_text())
+    del trainer["init_from"], trainer["reference_sha256"], trainer["data_changes"]
+    rewrite(folder, "config.yaml", yaml.safe_dump(config))
+    rewrite(folder, "trainer.json", json.dumps(trainer))
+    run(tiny_config(data, resume=str(path)), path)
+    assert train_rows(path) == train_rows(straight)
+
+
+def rewrite(folder: Path, name: str, text: str) -> None:
+    """Replace a checkpoint's file, and what its index says of it."""
+    (folder / name).write_text(text)
+    index = json.loads((folder / "checkpoint.json").read_text())
+    index["files"][name] = {"bytes": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (folder / "checkpoint.json").write_text(json.dumps(index))
 
 
 def test_every_refused_change_is_named_at_once(data: Path, straight: Path) -> None:
