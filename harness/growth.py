@@ -74,9 +74,13 @@ def taken_over(saved: Checkpoint, manifest: Manifest) -> Checkpoint:
     return dataclasses.replace(saved, trainer=trainer, loader=loader)
 
 
+def in_words(added: int) -> str:
+    return f"same prefix, {added} shard{'s' if added > 1 else ''} added"
+
+
 def refusal(loader: str, added: int) -> str:
     """Why a grown set is not simply read on, and what can be done."""
-    shards = f"same prefix, {added} shard{'s' if added > 1 else ''} added"
+    shards = in_words(added)
     if loader == "sequential":
         return f"{shards}: resume_accept=[data] goes on into them"
     return (

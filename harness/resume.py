@@ -124,7 +124,7 @@ def _data_difference(
     digests = f"metadata_sha256: checkpoint {old}, {manifest.path} {new}"
     if (added := growth.added_shards(recorded, manifest.raw)) is not None:
         if accepted and loader == "sequential":
-            return [], [f"changed since the checkpoint, accepted: {added} shards added, {digests}"]
+            return [], [f"changed since the checkpoint, accepted: {growth.in_words(added)}, {digests}"]
         return [f"{digests}: {growth.refusal(loader, added)}"], []
     same = checkpoint.trainer["content_sha256"]
     tokens = "the same tokens in another set" if same and same == manifest.content_sha256 else "other data"

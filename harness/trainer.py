@@ -42,7 +42,10 @@ log = logging.getLogger("harness")
 
 @dataclass
 class Progress:
-    """Where a run is: what a checkpoint's trainer.json holds, beside what identifies the run."""
+    """Where a run is: what a checkpoint's trainer.json holds, beside what identifies the run.
+
+    `tokens`: `batch_size * seq_len` a step, padding included; a pair of rows counts as one sequence.
+    """
 
     step: int = 0
     epoch: int = 0
