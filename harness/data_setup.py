@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.commands import override, prepare_command, shell_word, shown
 from harness.config import PrepareScriptConfig, TrainConfig, get, layout, set_directory
+from harness.config_groups import PrepareConfig
 from harness.errors import UserError
 from harness.storage import PairStore, Store, TokenStore, open_split
 from harness.storage.verify import ensure_verified
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 
 _FILES = ("corpus.path", "tokenizer.path")  # null in a run: whatever the set was made from
+
+# Settings in a manifest's preparation -> their keys, where those are not `prepare.NAME`.
+_NAMES = {key: f"corpus.{key}" for key in ("field", "pair_fields", "separator", "suffixes")} | {
+    "corpus": "corpus",
+    "bpe_vocab_size": "tokenizer.vocab_size",
+    "bpe_train_bytes": "tokenizer.train_bytes",
+}
 
 # storage.layout -> the words that say what it is and choose a loader that reads it
 _LOADERS = {"stream": "sequential", "rows": "padded_rows", "contrastive": "contrastive_rows"}
@@ -116,10 +124,10 @@ def _check_preparation(config: TrainConfig, store: Store) -> None:
 
 def _dotted(preparation: dict[str, Any]) -> dict[str, Any]:
     """The manifest's preparation under the names of the command line."""
-    names = {key: f"corpus.{key}" for key in ("field", "pair_fields", "separator", "suffixes")}
-    names |= {"corpus": "corpus", "bpe_vocab_size": "tokenizer.vocab_size"}
-    names |= {"bpe_train_bytes": "tokenizer.train_bytes"}
-    return {names.get(key, f"prepare.{key}"): value for key, value in preparation.items()}
+    dotted = {_NAMES.get(key, f"prepare.{key}"): value for key, value in preparation.items()}
+    if "prepare.shard_tokens" in dotted:
+        dotted["prepare.sharding"] = PrepareConfig.sharding  # recorded only where it is another
+    return dotted
 
 
 def _differing_storage(config: TrainConfig, manifest: Manifest) -> dict[str, tuple[Any, Any]]:

@@ -6,15 +6,18 @@ import json
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.config import PrepareScriptConfig, TrainConfig
 from harness.config_groups import (
+    BpeTokenizerConfig,
     ContrastiveRowsConfig,
     Hdf5DataConfig,
     HfTokenizerConfig,
+    JsonlCorpusConfig,
     LoaderConfig,
     PaddedRowsConfig,
     PrepareConfig,
@@ -166,6 +169,45 @@ def test_another_storage_than_the_sets_is_named_with_both(tmp_path: Path) -> Non
         run(config, tmp_path / "run")
     assert "data.compression: the set gzip, the configuration none" in str(error.value)
     assert "data.chunk_tokens: the set 512, the configuration 65536" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "config", "message", "mend"),
+    [
+        (
+            {"bpe_vocab_size": 300, "bpe_train_bytes": 1000},
+            {"tokenizer": BpeTokenizerConfig(vocab_size=257, train_bytes=2000)},
+            "tokenizer.vocab_size: the set 300, the configuration 257",
+            "tokenizer.vocab_size=300 tokenizer.train_bytes=1000",
+        ),
+        ({"sharding": "source"}, {}, "prepare.sharding: the set source, the configuration tokens", "=source"),
+        (
+            {"shard_tokens": 100_000_000},
+            {"prepare__sharding": "source"},
+            "prepare.sharding: the set tokens, the configuration source",
+            "prepare.sharding=tokens",
+        ),
+        (
+            {"pair_fields": ["a", "b", "c"]},
+            {"corpus": JsonlCorpusConfig(), "loader": ContrastiveRowsConfig(seq_len=16, batch_size=4)},
+            "corpus.pair_fields: the set ['a', 'b', 'c'], the configuration ['prompt', 'chosen', 'rejected']",
+            "'corpus.pair_fields=[a,b,c]'",
+        ),
+    ],
+)
+def test_every_recorded_setting_is_named_by_its_key(
+    tmp_path: Path, recorded: dict[str, object], config: dict[str, Any], message: str, mend: str
+) -> None:
+    write = write_pair_set if "loader" in config else write_text_set
+    corpus = "jsonl" if "corpus" in config else "stdlib"
+    data = write(
+        tmp_path / "set", preparation={"corpus": corpus, **recorded},
+        tokenizer={"name": "bpe" if "tokenizer" in config else "byte"},
+    )  # fmt: skip
+    with pytest.raises(UserError) as error:
+        run(tiny_config(data, **config), tmp_path / "run")
+    assert message in str(error.value)
+    assert mend in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["padded_rows", "contrastive_rows"])

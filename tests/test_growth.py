@@ -106,8 +106,9 @@ def test_only_more_of_the_same_counts_as_growth(grown: Path, change: str) -> Non
     if change in ("token", "val"):
         raw["splits"]["train" if change == "token" else "val"]["shards"][0]["sha256"] = "1" * 64
         (data / "metadata.json").write_text(json.dumps(raw))
+    config = tiny_config(data, data__verify="headers", resume=str(grown / "run"), resume_accept=["data"])
     with pytest.raises(UserError, match="other data"):
-        run(tiny_config(data, resume=str(grown / "run"), resume_accept=["data"]), grown / "run")
+        run(config, grown / "run")
 
 
 def test_nothing_else_can_be_accepted(grown: Path) -> None:
