@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,8 @@ def growing_job(job: Job) -> Job | None:
             + "\nIts shards would mean different things. Set these keys to what is there, or prepare another "
             "set with data.path="
         )
-    new = [file for file in job.files if not _is_known(file, _source_files(old), job.directory)]
+    known = _KnownFiles(old)
+    new = [file for file in job.files if file not in known]
     return replace(job, files=new, grown=old) if new else None
 
 
@@ -83,23 +85,43 @@ def _source_files(old: OldSet) -> list[dict[str, Any]]:
     return files
 
 
-def _is_known(file: SourceFile, known: list[dict[str, Any]], directory: Path) -> bool:
-    """Whether the set has this file; `UserError` where it had other text, and where nobody can tell."""
-    path = os.path.abspath(file.path)
-    by_path = next((k for k in known if k["path"] == path), None)
-    by_name = [k for k in known if k["name"] == file.name]
-    state = (file.size, file.mtime_ns)
-    if by_path is not None:
-        if (by_path["size"], by_path["mtime_ns"]) == state:
+class _KnownFiles:
+    """The files that a set was made from, by their places and by their names."""
+
+    def __init__(self, old: OldSet) -> None:
+        self._set = old.folder
+        self._by_path: dict[str, dict[str, Any]] = {}
+        self._by_name: dict[str, list[dict[str, Any]]] = {}
+        for recorded in _source_files(old):
+            self._by_path[recorded["path"]] = recorded
+            self._by_name.setdefault(recorded["name"], []).append(recorded)
+
+    def __contains__(self, file: SourceFile) -> bool:
+        """Whether the set has this file; `UserError` where it had other text, and where nobody can tell."""
+        recorded = self._by_path.get(os.path.abspath(file.path))
+        if recorded is not None:
+            if (recorded["size"], recorded["mtime_ns"]) != (file.size, file.mtime_ns):
+                raise _changed(file, recorded, self._set, "changed since")
             return True
-        raise _changed(file, by_path, directory, "changed since")
-    gone = [k for k in by_name if not os.path.exists(k["path"]) or os.path.samefile(k["path"], path)]
-    if any((k["size"], k["mtime_ns"]) == state for k in gone):
-        return True  # it was moved, or is called by another name
-    for k in by_name:
-        if k in gone or k["size"] == file.size:
-            raise _changed(file, k, directory, "may be the same text in another place")
-    return False
+        found = [(one, _same_text(file, one)) for one in self._by_name.get(file.name, [])]
+        if any(same for _, same in found):
+            return True
+        for one, same in found:
+            if same is None:
+                raise _changed(file, one, self._set, "may be the same text in another place")
+        return False
+
+
+def _same_text(file: SourceFile, recorded: dict[str, Any]) -> bool | None:
+    """Whether a file of the same name elsewhere is the recorded one, moved or copied; None: it may be."""
+    same_state = (recorded["size"], recorded["mtime_ns"]) == (file.size, file.mtime_ns)
+    try:
+        there = os.stat(recorded["path"])
+    except OSError:
+        return True if same_state else None
+    if (there.st_size, there.st_mtime_ns) == (recorded["size"], recorded["mtime_ns"]):
+        return filecmp.cmp(recorded["path"], file.path, shallow=False)
+    return True if same_state else None
 
 
 def _changed(file: SourceFile, known: dict[str, Any], directory: Path, what: str) -> UserError:

@@ -49,7 +49,7 @@ def recorded_corpus_path(set_directory: Path | str) -> str | list[str] | None:
 def recorded_counts(old: OldSet) -> Counts:
     """What was counted when a set was made. Raises `KeyError` or `TypeError` where that is not recorded."""
     found = dict(old.provenance["documents"])
-    found["places"] = found.pop("bad_places")
+    found["places"] = list(found.pop("bad_places"))
     if "documents" not in found:  # a stream, made before this was recorded
         found["documents"] = sum(split["documents"] for split in old.raw["splits"].values())
     return Counts(**found, chain=old.raw["preparation"]["corpus_sha256"])
