@@ -51,7 +51,15 @@ def test_the_loader_benchmark_measures_every_pair_and_every_peer(tmp_path: Path)
         "bench_loader.py", "--tokens=140000", "--seconds=0.1", f"--json={tmp_path / 'loader.json'}"
     )
     result = read(tmp_path / "loader.json")
-    loaders = ["sequential", "permutation", "ordered", "uniform", "padded_rows", "contrastive_rows"]
+    loaders = [
+        "sequential",
+        "permutation",
+        "ordered",
+        "uniform",
+        "padded_rows",
+        "block_shuffle",
+        "contrastive_rows",
+    ]
     pairs = {f"{storage} {name}" for storage in ("npy", "hdf5", "hdf5 gzip") for name in loaders}
     peers = {"nanoGPT get_batch", "h5py slices, permutation", "torch DataLoader permutation, 2 workers"}
     assert pairs | peers < set(result["ways"])
