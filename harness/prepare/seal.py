@@ -6,11 +6,8 @@ manifest's entry: the files' names and the hashes of what was written.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from harness.storage.manifest_schema import FORMATS, SIDES, StorageInfo
 
 HEADER_BYTES = 128
 _BLOCK = 1 << 21  # elements copied at a time
-_HDF5_OVERHEAD = 1 << 18  # bytes, beside the part that grows with the data
 
 
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -70,7 +66,6 @@ def write_stream_shard(
         return names | {"sha256": _write_npy(path, tokens, storage.dtype)}
     from harness.prepare.hdf5_writer import CHUNK_TOKENS, write_hdf5_shard
 
-    _check_room(folder, tokens.size * storage.dtype.itemsize)
     sha256 = write_hdf5_shard(
         path,
         tokens,
@@ -96,25 +91,10 @@ def write_row_shard(
     else:
         from harness.prepare.hdf5_writer import write_hdf5_rows
 
-        _check_room(folder, rows.size * (storage.dtype.itemsize + 1))
         sha256, mask_sha256 = write_hdf5_rows(
             folder / names["file"], rows, mask, compression=storage.compression
         )
     return names | {"sha256": sha256, "mask_sha256": mask_sha256}
-
-
-def _check_room(folder: Path, size: int) -> None:
-    """Raise `OSError` where a file of about `size` bytes has no room.
-
-    HDF5 must not find that out itself: after a write that failed it can end the process with a fault when
-    the file is closed (seen with h5py 3.16 and HDF5 2.0).
-    """
-    needed = size + size // 50 + _HDF5_OVERHEAD
-    if hasattr(os, "posix_fallocate"):
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, needed)
-    elif shutil.disk_usage(folder).free < needed:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def _write_npy(path: Path, array: np.ndarray, dtype: np.dtype[Any]) -> str:

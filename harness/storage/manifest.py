@@ -166,6 +166,12 @@ def _damaged(path: Path, what: str, prepare_command: str) -> UserError:
 
 def _check(raw: Any, path: Path, prepare_command: str) -> Manifest:
     top = Fields(raw, "", lambda what: _damaged(path, what, prepare_command))
+    if not {"format_version", "splits"} & top.values.keys():
+        keys = ", ".join(sorted(top.values)[:8]) or "nothing"
+        expected = "format_version (2 or 3), storage, tokenizer and splits"
+        raise _damaged(
+            path, f"it is no manifest of this harness: it has {keys}, expected {expected}", prepare_command
+        )
     top.only("format_version", "storage", "tokenizer", "preparation", "splits")
     version = top.integer("format_version", 0)
     if version not in DTYPES:
