@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections import defaultdict
@@ -108,8 +109,8 @@ def _reserve(extents: Sequence[Extent], size: int) -> AddressRange | None:
 
 def _warn(what: str, error: OSError) -> None:
     log.warning(
-        "%s cannot be mapped (%s; ulimit -v may be too low): it is read at positions, which gives the same "
-        "tokens, but more slowly",
+        "%s cannot be mapped (%s%s): it is read at positions, which gives the same tokens, but more slowly",
         what,
         error.strerror,
+        "; ulimit -v may be too low" if error.errno == errno.ENOMEM else "",
     )
