@@ -132,10 +132,10 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
     with run_dir.log_file(path), _recorded(status) as ending, _tracker(plan, status, ending) as tracker:
         for line in plan.changes:
             log.info("%s", line)
+        origin = keep_origin(path, learner, saved, plan.initial)
         run = assemble(
             plan.config, path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
-            saved=saved, status=status, tracker=tracker,
-            origin=keep_origin(path, learner, saved, plan.initial),
+            saved=saved, status=status, tracker=tracker, origin=origin,
         )  # fmt: skip
         _describe(run, plan)
         if learner.rng is not None:  # last, so that nothing between here and the first step draws a number

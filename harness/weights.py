@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ def open_initial(config: TrainConfig) -> Checkpoint | None:
     """
     if config.init_from is None:
         return None
-    saved = checkpoint.open_checkpoint(checkpoint.find(Path(config.init_from), "init_from"))
+    saved = checkpoint.open_checkpoint(checkpoint.find(Path(os.path.abspath(config.init_from)), "init_from"))
     theirs = from_dict(saved.config, str(saved.path / checkpoint.CONFIG))
     problems = [
         f"{key}: its weights {get(theirs, key)}, this run {get(config, key)}. Use {key}={get(theirs, key)}"

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from harness import checkpoint
+from harness.config_groups import BpeTokenizerConfig, ContrastiveRowsConfig, HfTokenizerConfig
 from harness.errors import UserError
 from harness.files import sha256_file
-from tests.helpers_runs import rows, run, tiny_config, train_rows, weights, write_text_set
+from tests.helpers_runs import rows, run, tiny_config, train_rows, weights, write_pair_set, write_text_set
 
-SHORT = {"trainer__max_steps": 2, "schedule__total_steps": 2, "evaluation__sample_tokens": 0}
+SHORT: dict[str, Any] = {"trainer__max_steps": 2, "schedule__total_steps": 2, "evaluation__sample_tokens": 0}
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,24 @@ def test_weights_of_another_tokenizer_are_refused(
     with pytest.raises(UserError, match=message):
         run(tiny_config(other, init_from=str(parent), tokenizer=kind(), **SHORT), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_is_its_files_under_whatever_name(tmp_path: Path) -> None:
+    """What a set learnt (bpe) can make another set (hf)."""
+    learnt = write_text_set(tmp_path / "learnt", tokenizer={"name": "bpe", "sha256": "5" * 64})
+    config = tiny_config(learnt, tokenizer=BpeTokenizerConfig(), **SHORT)
+    run(config, tmp_path / "parent")
+    pairs = write_pair_set(tmp_path / "pairs", tokenizer={"name": "hf", "sha256": "5" * 64})
+    loader = ContrastiveRowsConfig(seq_len=16, batch_size=4)
+    config = tiny_config(
+        pairs, tokenizer=HfTokenizerConfig(), loader=loader, init_from=str(tmp_path / "parent"),
+        evaluation__set=str(learnt), **SHORT,
+    )  # fmt: skip
+    run(config, tmp_path / "run")
+    other = write_pair_set(tmp_path / "other", tokenizer={"name": "hf", "sha256": "6" * 64})
+    config.data.path, config.evaluation.set = str(other), None
+    with pytest.raises(UserError, match=r"tokenizer hf .*sha256 6{64}.* with bpe .*sha256 5{64}"):
+        run(config, tmp_path / "refused")
 
 
 def test_a_shorter_model_keeps_the_first_positions(data: Path, parent: Path, tmp_path: Path) -> None:
