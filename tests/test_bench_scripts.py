@@ -46,6 +46,23 @@ def test_the_loop_benchmark_trains_both_sides_and_reports_every_pair(tmp_path: P
     assert [file.name for file in tmp_path.iterdir()] == ["loop.json"]
 
 
+def test_the_hdf5_benchmark_measures_every_chunk_and_filter(tmp_path: Path) -> None:
+    words = ["--tokens=70000", "--seconds=0.001", f"--folder={tmp_path}", f"--json={tmp_path / 'hdf5.json'}"]
+    printed = bench("bench_hdf5.py", *words)
+    result = read(tmp_path / "hdf5.json")
+    measured = [(line["compression"], line["chunk_tokens"]) for line in result["lines"]]
+    assert measured == [
+        *(("none", chunk) for chunk in (512, 1024, 2048, 8192, 65_536, 1 << 20)),
+        *((compression, chunk) for compression in ("lzf", "gzip") for chunk in (1024, 8192, 65_536)),
+    ]
+    kinds = ["warm windows", "warm batch", "cold windows", "cold batch"]
+    for line in result["lines"]:
+        assert list(line["reading"]) == kinds
+        assert all(row[way] > 0 for row in line["reading"].values() for way in ("ours", "h5py"))
+        assert f"|{line['chunk_tokens']:,}|{line['compression']}|" in printed
+    assert [file.name for file in tmp_path.iterdir()] == ["hdf5.json"]
+
+
 def test_the_loader_benchmark_measures_every_pair_and_every_peer(tmp_path: Path) -> None:
     printed = bench(
         "bench_loader.py", "--tokens=140000", "--seconds=0.1", f"--json={tmp_path / 'loader.json'}"

@@ -29,10 +29,11 @@ class NewFile:
     """An HDF5 file under a temporary name beside `path`, until it is published under that or removed.
 
     HDF5 ends the process where a write fails (a full disk, a quota). So room is asked for before each write,
-    and a disk without it is an `OSError` here.
+    and a disk without it is an `OSError` here. Data begin at a page (`aligned`), so that they map well; of
+    compressed chunks, which are never mapped, that would undo the compression.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, aligned: bool) -> None:
         import h5py
 
         self.path = path
@@ -48,7 +49,7 @@ class NewFile:
             raise
         self.file = h5py.File(
             self.temporary, "w", libver=("v110", "v110"), locking=False,
-            alignment_threshold=_PAGE, alignment_interval=_PAGE, meta_block_size=1 << 16,
+            alignment_threshold=_PAGE, alignment_interval=_PAGE if aligned else 1, meta_block_size=1 << 16,
         )  # fmt: skip
         self.reserve(0, 0)
 
@@ -90,7 +91,7 @@ class SealedFile:
 
     def __init__(self, path: Path, dtype: np.dtype[Any], chunk_tokens: int, compression: str) -> None:
         self._options = filters(compression, dtype)
-        self._new = NewFile(path)
+        self._new = NewFile(path, aligned=compression == "none")
         try:
             self._dataset = _tokens(self._new.file, dtype, chunk_tokens, self._options)
         except BaseException:
@@ -123,7 +124,7 @@ class GrowingFile:
         self._name = growing_path(path)
         filters(compression, dtype)  # refused now rather than at the end
         refuse_existing(path)
-        self._new, self._lock = NewFile(self._name), -1
+        self._new, self._lock = NewFile(self._name, aligned=True), -1
         try:
             self._dataset = _tokens(self._new.file, dtype, chunk_tokens, {})
             self._new.file.swmr_mode = True

@@ -187,7 +187,7 @@ def write_hdf5_rows(
             f"{path}: rows of shape {rows.shape} and a mask of {mask.dtype} {mask.shape} do not fit: both "
             "must be (n, W), the mask of bool, so that every token has its bit"
         )
-    new = NewFile(Path(path))
+    new = NewFile(Path(path), aligned=compression == "none")
     try:
         sha256, _ = _copy_rows(new, "rows", rows, dtype, compression)
         mask_sha256, tokens = _copy_rows(new, "mask", mask, mask.dtype, compression)

@@ -28,13 +28,12 @@ _SMALLEST, _UNCHUNKED = 1 << 10, 1 << 16
 class DecodedBlocks:
     """Datasets of some HDF5 files, read in blocks of whole chunks.
 
-    The most recently used blocks are kept, `cache_bytes` at most, and `MAX_DESCRIPTORS` files open. Every
+    The most recently used blocks are kept, `CACHE_BYTES` at most, and `MAX_DESCRIPTORS` files open. Every
     opening compares a file with the identity given for it. For the threads of one process.
     """
 
-    def __init__(self, files: Sequence[tuple[Path, FileIdentity]], *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, files: Sequence[tuple[Path, FileIdentity]]) -> None:
         self._files = files
-        self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._open: OrderedDict[int, tuple[h5py.File, dict[str, h5py.Dataset]]] = OrderedDict()
         self._block_rows: dict[tuple[int, str], int] = {}
@@ -110,7 +109,7 @@ class DecodedBlocks:
             block.setflags(write=False)
             self._blocks[key] = block
             self._kept += block.nbytes
-            while self._kept > self._cache_bytes and len(self._blocks) > 1:
+            while self._kept > CACHE_BYTES and len(self._blocks) > 1:
                 self._kept -= self._blocks.popitem(last=False)[1].nbytes
         else:
             self._blocks.move_to_end(key)

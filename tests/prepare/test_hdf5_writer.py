@@ -44,6 +44,22 @@ def test_a_shard_holds_the_tokens_their_count_and_their_hash(
     assert write_hdf5_shard(tmp_path / "b.h5", tokens, chunk_tokens=999) == writer.sha256
 
 
+def test_chunks_begin_at_pages_and_compressed_ones_take_no_more_than_they_need(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 4096, 100_000, np.uint16)
+    for name, chunk, compression in (("a", 2048, "none"), ("b", 3000, "none"), ("c", 65_536, "gzip")):
+        write_hdf5_shard(tmp_path / name, tokens, chunk_tokens=chunk, compression=compression)
+        with h5py.File(tmp_path / name) as file:
+            stored = file["tokens"].id
+            chunks = [stored.get_chunk_info(index) for index in range(stored.get_num_chunks())]
+        if compression == "none":
+            assert [info.byte_offset % 4096 for info in chunks] == [0] * len(chunks)
+        else:
+            assert (tmp_path / name).stat().st_size < sum(info.size for info in chunks) + 70_000
+    with h5py.File(tmp_path / "a") as file:
+        offsets = [file["tokens"].id.get_chunk_info(index).byte_offset for index in range(49)]
+    assert set(np.diff(offsets)) == {4096}
+
+
 def test_an_unfinished_shard_never_gets_its_name(tmp_path: Path) -> None:
     def broken() -> Iterator[np.ndarray]:
         yield np.arange(200_000, dtype=np.uint16)

@@ -201,12 +201,12 @@ def test_decoded_chunks_and_open_files_stay_within_their_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk_cache, "MAX_DESCRIPTORS", 3)
+    monkeypatch.setattr(chunk_cache, "CACHE_BYTES", 10_000)
     shards = _random_shards(6, [4000] * 10)
     store = MmapTokenStore(_set(tmp_path, shards, chunk_tokens=1024, compression="gzip"), "train")
     reader = store._open().reader
     assert isinstance(reader, Decoded)
     blocks = reader._blocks
-    blocks._cache_bytes = 10_000
     for start in range(0, 40_000 - 500, 431):
         store.get_slice(start, start + 500)
         kept = [block.nbytes for block in blocks._blocks.values()]
