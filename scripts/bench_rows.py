@@ -3,10 +3,10 @@
     python scripts/bench_rows.py [--rows 100000] [--batches 8,64,512] [--reads 30] [--folder FOLDER]
 
 Two raw files, uint32 tokens and a bool mask of 1,025 columns (5 KB a row), are read at seeded random rows.
-The ways take turns, read by read. Warm: all in the page cache. Cold: before each read both files are dropped
-from it (`posix_fadvise(DONTNEED)`), so every read of every way waits for the disk; `adaptive` has read
-nothing before its first cold read, so its first reads show how it learns. Linux only. The files are deleted
-at the end.
+Warm: all in the page cache, and the ways take turns, read by read. Cold: before each read both files are
+dropped from it (`posix_fadvise(DONTNEED)`), so every read of every way waits for the disk; `adaptive` has
+read nothing before its first cold read, so its first reads show how it learns. Linux only. The files are
+deleted at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FILES = {"tokens": np.dtype(np.uint32), "mask": np.dtype(np.bool_)}
 WAYS = {"direct": False, "parallel": True, "adaptive": None}
 BASELINE = "np.memmap"
 
-# Seconds after which the disk no longer reads ahead for the way before.
+# Seconds after which the disk no longer reads ahead for the read before.
 _READ_AHEAD_ENDS = 0.1
 
 Array = np.ndarray[Any, Any]
@@ -88,26 +88,30 @@ def drop_from_cache(folder: Path, mappings: list[Array]) -> None:
 
 
 def measure(folder: Path, rows: int, batch: int, reads: int, cold: bool) -> dict[str, list[float]]:
-    """Seconds of each read of each way; all ways read the same rows, in turns."""
+    """Seconds of each read of each way; all ways read the same rows."""
     ways = {name: open_way(name, folder, rows) for name in (BASELINE, *WAYS)}
-    mappings = [mapping for way in ways.values() for mapping in way.mappings]
-    rng = np.random.default_rng(batch)
+    ids = np.random.default_rng(batch).integers(0, rows, (reads, batch))
+    if cold:
+        # One way after the other: the disk still reads ahead for a mapping when the next way's turn comes.
+        return {name: [timed(way, part, folder) for part in ids] for name, way in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(reads):
-        ids = rng.integers(0, rows, batch)
-        expected = None
+    for part in ids:
+        expected = ways[BASELINE].read(part)
         for name, way in ways.items():
-            if cold:
-                time.sleep(_READ_AHEAD_ENDS)
-                drop_from_cache(folder, mappings)
-            else:
-                way.read(ids)
-            start = time.perf_counter()
-            found = way.read(ids)
-            times[name].append(time.perf_counter() - start)
-            expected = expected or found
-            assert all(np.array_equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+            found = way.read(part)
+            assert all(np.array_equal(ours, right) for ours, right in zip(found, expected, strict=True))
+            times[name].append(timed(way, part))
     return times
+
+
+def timed(way: Way, ids: Array, cold_folder: Path | None = None) -> float:
+    """Seconds of one read, from a cold cache if the files' folder is given."""
+    if cold_folder is not None:
+        time.sleep(_READ_AHEAD_ENDS)
+        drop_from_cache(cold_folder, way.mappings)
+    start = time.perf_counter()
+    way.read(ids)
+    return time.perf_counter() - start
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
