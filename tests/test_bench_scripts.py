@@ -91,12 +91,12 @@ def test_the_loader_benchmark_measures_every_pair_and_every_peer(tmp_path: Path)
 
 
 def test_the_rows_benchmark_measures_every_way_warm_and_cold(tmp_path: Path) -> None:
-    words = ["--rows=500", "--batches=3,20", "--reads=5", f"--folder={tmp_path}"]
+    words = ["--rows=500", "--batches=20", "--reads=5", f"--folder={tmp_path}"]
     printed = bench("bench_rows.py", *words, f"--json={tmp_path / 'rows.json'}")
     result = read(tmp_path / "rows.json")
     measured = {(row["batch"], row["cold"], row["way"]) for row in result["results"]}
     ways = ("np.memmap", "direct", "parallel", "adaptive")
-    assert measured == {(n, cold, way) for n in (3, 20) for cold in (False, True) for way in ways}
+    assert measured == {(20, cold, way) for cold in (False, True) for way in ways}
     assert all(0 < row["low"] <= row["median"] <= row["high"] for row in result["results"])
     assert all(way in printed for way in ways)
     assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]

@@ -99,7 +99,14 @@ class _Window:
     def __init__(self, store: TokenStore, tokens: int) -> None:
         self._store = store
         self._size = tokens
-        self._buffer: _Array | None = None
+        try:
+            self._buffer: _Array = np.empty(tokens, store.dtype)  # takes no memory until it is written to
+        except MemoryError as error:
+            raise UserError(
+                f"a window of {tokens} tokens needs {tokens * store.dtype.itemsize} bytes of memory, which "
+                "the system does not give. Use a smaller loader.window_tokens; the default is "
+                f"{WINDOW_TOKENS}"
+            ) from error
         self._start = 0
         self._loaded: _Array = np.zeros(-(-tokens // BLOCK_TOKENS), np.bool_)
 
@@ -108,9 +115,7 @@ class _Window:
         if start != self._start:
             self._loaded[:] = False
             self._start = start
-        if self._buffer is None:
-            self._buffer = np.empty(self._size, self._store.dtype)  # no memory until it is written to
-        self._fill(self._buffer, starts, length)
+        self._fill(starts, length)
         step = self._buffer.itemsize
         shape = (self._size - length + 1, length)
         rows: _Array = np.ndarray(shape, self._buffer.dtype, self._buffer, 0, (step, step))
@@ -119,7 +124,7 @@ class _Window:
     def __reduce__(self) -> tuple[type[_Window], tuple[TokenStore, int]]:
         return _Window, (self._store, self._size)
 
-    def _fill(self, buffer: _Array, starts: Ids, length: int) -> None:
+    def _fill(self, starts: Ids, length: int) -> None:
         """Read the blocks of these rows that are not loaded yet; a row may lie in several."""
         touched = np.zeros_like(self._loaded)
         first = starts // BLOCK_TOKENS
@@ -132,7 +137,7 @@ class _Window:
         stream = _Part(self._store, self._start, min(self._size, self._store.total_tokens - self._start))
         begins = (missing * BLOCK_TOKENS).tolist()
         blocks = [slice(begin, min(begin + BLOCK_TOKENS, len(stream))) for begin in begins]
-        read_ranges(stream, buffer[: len(stream)], blocks)
+        read_ranges(stream, self._buffer[: len(stream)], blocks)
         self._loaded[missing] = True
 
 

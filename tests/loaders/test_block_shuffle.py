@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import resource
 import tempfile
 import tracemalloc
 from functools import partial
@@ -18,6 +20,7 @@ from harness.config_groups import BlockShuffleConfig
 from harness.errors import UserError
 from harness.loaders import BlockShuffleLoader, block_shuffle, make_loader
 from harness.storage import TokenStore, open_store
+from harness.storage.manifest import write_manifest
 from tests.helpers_sets import write_set
 from tests.loaders.loader_contract import batches, check_processes_agree, check_sampled_loader
 
@@ -183,13 +186,38 @@ def test_memory_is_that_of_the_split_where_it_is_smaller_than_a_window(tmp_path:
     tracemalloc.start()
     try:
         loader = BlockShuffleLoader(store, 4, 3)
-        assert tracemalloc.get_traced_memory()[1] < 50_000, "nothing is kept before the first row"
         loader.next_batch()
         assert 280_000 <= tracemalloc.get_traced_memory()[0] < 400_000
     finally:
         tracemalloc.stop()
     assert len(pickle.dumps(loader)) < 50_000, "the window does not travel"
     assert _starts(pickle.loads(pickle.dumps(loader))) == _starts(loader)
+
+
+def test_a_window_that_memory_cannot_hold_is_refused_at_once(tmp_path: Path) -> None:
+    tokens = 1 << 28
+    raw = json.loads((write_set(tmp_path, {"train": [[1, 2, 3]]}) / "metadata.json").read_text())
+    raw["splits"]["train"] |= {
+        "total_tokens": tokens,
+        "shards": [{"file": "train_00000.npy", "tokens": tokens}],
+    }
+    with open(tmp_path / "train_00000.npy", "wb") as file:
+        header = {"descr": "<u2", "fortran_order": False, "shape": (tokens,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 2 * tokens)
+    write_manifest(tmp_path, raw)
+    store = open_store(tmp_path, "train")
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 27), limits[1]))
+    try:
+        BlockShuffleLoader(store, 4, 3)
+        with pytest.raises(
+            UserError, match=r"268435456 tokens needs 536870912 bytes .* loader.window_tokens"
+        ):
+            BlockShuffleLoader(store, 4, 3, window_tokens=tokens)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "lzf"])
