@@ -1,0 +1,35 @@
+"""The proof about kills runs as a real process, with one kill of each set it starts from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_proof_kills_and_counts_and_finds_nothing_wrong(tmp_path: Path) -> None:
+    words = [
+        "--random=1",
+        "--no-strace",
+        "--documents=120",
+        "--scenarios=gzip-rows,append",
+        f"--folder={tmp_path}",
+    ]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "prove_kills.py"), *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    assert [row[:4] for row in rows] == [["gzip-rows", "1", "0", "0"], ["append", "1", "0", "0"]]
+    for row in rows:
+        left_nothing, old, new, _, wrong = map(int, row[4:])
+        assert left_nothing + old + new >= 1
+        assert wrong == 0
+    assert list(tmp_path.iterdir()) == []
