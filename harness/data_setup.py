@@ -102,9 +102,6 @@ def _check_preparation(config: TrainConfig, store: Store) -> None:
     for key in ("corpus.field", "corpus.separator"):  # the set's corpus may have what the configured has not
         wanted.setdefault(key, None)
     found = {"tokenizer": manifest.tokenizer.name, **_dotted(manifest.preparation or {})}
-    if manifest.preparation:  # which says nothing of the usual sharding
-        wanted.setdefault("prepare.sharding", "tokens")
-        found.setdefault("prepare.sharding", "tokens")
     differing = {
         key: (found[key], wanted[key]) for key in wanted if key in found and wanted[key] != found[key]
     }

@@ -33,6 +33,7 @@ from harness.prepare.summary import Progress, Summary
 from harness.prepare.writers import Writer, make_writers
 
 JOURNAL_SECONDS = 3.0
+_SOURCES_A_JOURNAL = 1000  # a journal names every source file that has ended, so with many it is rarer
 
 
 def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
@@ -193,7 +194,7 @@ def _write_tokens(
         state.absorb(chunk, encoded, job.files)
         check_hope(job, state)
         progress.update(state.source_bytes, _tokens(writers) - before)
-        if time.monotonic() - saved >= JOURNAL_SECONDS:
+        if time.monotonic() - saved >= JOURNAL_SECONDS * (1 + len(state.sources) // _SOURCES_A_JOURNAL):
             save()
             saved = time.monotonic()
     if job.by_source:
