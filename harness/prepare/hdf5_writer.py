@@ -59,6 +59,7 @@ class HDF5ShardWriter:
         self.token_count = 0
         self.document_count = 0
         self.sha256: str | None = None
+        self._state = "open"
         self._digest = hashlib.sha256()
         self._buffer = np.empty(self.chunk_tokens, self.dtype)
         self._buffered = 0
@@ -70,11 +71,11 @@ class HDF5ShardWriter:
 
         Raises `UserError`, and writes nothing, where one is no id of the stored dtype.
         """
-        if self.sha256 is not None:
+        if self._state != "open":
             raise UserError(
-                f"{self.path} is complete: a finished shard is never written to. Start another one"
+                f"{self.path} is {self._state}, and is not written to any more: start another shard"
             )
-        array = _as_stored(tokens, self.dtype)
+        array = _checked(tokens, self.dtype)
         self.token_count += len(array)
         self.document_count += documents
         try:
@@ -88,12 +89,14 @@ class HDF5ShardWriter:
 
         Raises `UserError` where `path` exists by now.
         """
-        if self.sha256 is None:
+        if self._state == "open":
             self._finish(self.document_count)
 
     def abandon(self) -> None:
         """Remove the unfinished file; does nothing to a finished one."""
-        self._shard.remove()
+        if self._state == "open":
+            self._state = "abandoned"
+            self._shard.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +117,7 @@ class HDF5ShardWriter:
         except BaseException:
             self.abandon()
             raise
-        self.sha256 = sha256
+        self.sha256, self._state = sha256, "complete"
         return sha256
 
     def _append(self, array: np.ndarray) -> None:
@@ -139,7 +142,7 @@ class HDF5ShardWriter:
         """Grow the dataset by `array`, which begins at a chunk's start; in parts that bound the memory."""
         step = block_of_chunks(self.chunk_tokens)
         for start in range(0, len(array), step):
-            part = np.ascontiguousarray(array[start : start + step])
+            part = np.ascontiguousarray(array[start : start + step], self.dtype)
             self._shard.extend(part)
             self._digest.update(part.data)
 
@@ -243,8 +246,8 @@ def _chunk_tokens(value: int, dtype: np.dtype[Any]) -> int:
     return value
 
 
-def _as_stored(tokens: np.ndarray | Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """`tokens` as an array of `dtype`; `UserError` for anything that would not keep its value."""
+def _checked(tokens: np.ndarray | Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+    """`tokens` as an array of integers that all fit `dtype`, else `UserError`."""
     array = np.asarray(tokens)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UserError(f"tokens must be one row of integers, not {array.dtype} of shape {array.shape}")
@@ -255,4 +258,4 @@ def _as_stored(tokens: np.ndarray | Sequence[int], dtype: np.dtype[Any]) -> np.n
                 f"token id {low if low < 0 else high} does not fit {dtype.name} "
                 f"(0 to {np.iinfo(dtype).max}): it would be stored as another token. Nothing was written"
             )
-    return array.astype(dtype, copy=False)
+    return array

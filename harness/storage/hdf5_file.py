@@ -52,7 +52,7 @@ def hdf5_errors(path: Path, what: str = "is no whole HDF5 file") -> Iterator[Non
     """Whatever HDF5 says of a damaged file, as a `UserError` that names the file."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:  # h5py passes on what HDF5 found as errors of many kinds
         if isinstance(error, BlockingIOError) or "already open for" in str(error):

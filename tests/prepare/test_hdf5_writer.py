@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from harness.errors import UserError
+from harness.prepare import hdf5_files
 from harness.prepare.hdf5_writer import HDF5ShardWriter, write_hdf5_rows, write_hdf5_shard
 
 
@@ -41,7 +42,63 @@ def test_a_shard_holds_the_tokens_their_count_and_their_hash(
         described = {"token_count": 10_007, "document_count": 7, "sha256": _sha256(tokens).encode()}
         assert dict(stored.attrs) == described
     assert writer.sha256 == _sha256(tokens)
+    for name, array in (("c", tokens.astype(f">{tokens.dtype.str[1:]}")), ("d", np.repeat(tokens, 2)[::2])):
+        assert write_hdf5_shard(tmp_path / name, array, dtype=dtype, compression=compression) == writer.sha256
     assert write_hdf5_shard(tmp_path / "b.h5", tokens, chunk_tokens=999) == writer.sha256
+
+
+def test_every_write_but_the_last_is_whole_chunks_at_a_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend, writes = hdf5_files.SealedFile.extend, []
+
+    def recorded(shard: hdf5_files.SealedFile, array: np.ndarray) -> None:
+        writes.append((shard._dataset.shape[0], len(array)))
+        extend(shard, array)
+        assert shard._dataset.shape[0] == sum(writes[-1])
+
+    monkeypatch.setattr(hdf5_files.SealedFile, "extend", recorded)
+    with HDF5ShardWriter(tmp_path / "a.h5", chunk_tokens=16) as writer:
+        for length in (1, 15, 3, 40, 0, 100, 7):
+            writer.write(range(length))
+    assert [start % 16 for start, _ in writes] == [0] * len(writes)
+    assert [length % 16 for _, length in writes] == [0] * (len(writes) - 1) + [166 % 16]
+    assert sum(length for _, length in writes) == writer.token_count == 166
+
+
+def test_a_killed_writer_leaves_nothing_under_the_name(tmp_path: Path) -> None:
+    script = f"""
+import itertools
+import numpy as np
+from harness.prepare import HDF5ShardWriter
+writer = HDF5ShardWriter({str(tmp_path / "train_00000.h5")!r}, chunk_tokens=1000)
+for round in itertools.count():
+    writer.write(np.arange(10_500, dtype=np.uint16))
+    print(round, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(5):
+            process.stdout.readline()
+        process.kill()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".train_00000.h5.")
+    assert left.suffix == ".tmp"
+    assert write_hdf5_shard(tmp_path / "train_00000.h5", np.arange(5, dtype=np.uint16))
+
+
+def test_a_shard_that_is_over_takes_no_more(tmp_path: Path) -> None:
+    with HDF5ShardWriter(tmp_path / "a.h5") as writer:
+        writer.write([1])
+    with pytest.raises(UserError, match=r"a\.h5 is complete"):
+        writer.write([2])
+    writer.abandon()
+    writer.close()
+    with HDF5ShardWriter(tmp_path / "b.h5") as writer:
+        writer.abandon()
+        with pytest.raises(UserError, match=r"b\.h5 is abandoned"):
+            writer.write([2])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.h5"]
 
 
 def test_chunks_begin_at_pages_and_compressed_ones_take_no_more_than_they_need(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_a_damaged_compressed_chunk_is_named_with_its_tokens(tmp_path: Path) -> 
     data[chunk.byte_offset + chunk.size // 2] ^= 16
     path.write_bytes(data)
     store = MmapTokenStore(tmp_path, "train")
-    with pytest.raises(UserError, match=r"train_00000\.h5 cannot be decoded in tokens \[0, 1000\): .*filter"):
+    with pytest.raises(UserError, match=r"train_00000\.h5 cannot be decoded in tokens \[0, 1000\)"):
         store.get_slice(5, 7)
 
 
