@@ -124,7 +124,7 @@ class GrowingFile:
         self._name = growing_path(path)
         filters(compression, dtype)  # refused now rather than at the end
         refuse_existing(path)
-        self._new, self._lock = NewFile(self._name, aligned=True), -1
+        self._new, self._lock, self._named = NewFile(self._name, aligned=True), -1, False
         try:
             self._dataset = _tokens(self._new.file, dtype, chunk_tokens, {})
             self._new.file.swmr_mode = True
@@ -132,6 +132,7 @@ class GrowingFile:
             hold(self._lock)
             refuse_existing(self._name)
             os.rename(self._new.temporary, self._name)
+            self._named = True
         except BaseException:
             self.remove()
             raise
@@ -157,10 +158,11 @@ class GrowingFile:
     def remove(self) -> None:
         """Take the growing file away."""
         self._new.remove()
-        if self._lock >= 0:
+        if self._named:
             self._name.unlink(missing_ok=True)
+        if self._lock >= 0:
             os.close(self._lock)
-            self._lock = -1
+        self._named, self._lock = False, -1
 
 
 def block_of_chunks(chunk_tokens: int) -> int:

@@ -8,10 +8,11 @@ never becomes whole, so nothing of it is read once the writer is gone or the fil
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from harness.storage.chunk_cache import DecodedBlocks
 from harness.storage.extents import TokenArray
 from harness.storage.hdf5_file import hdf5_errors, open_hdf5
 from harness.storage.io import Descriptor, read_exactly
+
+if TYPE_CHECKING:
+    import h5py
 
 try:
     import fcntl
@@ -33,9 +37,10 @@ def growing_path(path: Path) -> Path:
 
 
 def hold(fd: int) -> None:
-    """Mark a growing file as having a living writer, until `fd` is closed, however the process ends."""
+    """Mark a growing file as having a living writer, until all processes that have `fd` are gone."""
     if fcntl is not None:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # this file system has no locks: a death is not noticed
+            fcntl.flock(fd, fcntl.LOCK_EX)
 
 
 def open_growing(path: Path | str) -> GrowingShard:
@@ -65,9 +70,14 @@ class GrowingShard:
         self._size = 0
         self._sealed: DecodedBlocks | None = None
         self._growing: Descriptor | None = None
+        self._file: h5py.File | None = None
         if not self._switch_to_sealed():
-            self._open()
-            self.refresh()
+            try:
+                self._open()
+                self._look()
+            except UserError:
+                if not self._switch_to_sealed():  # unless it was finished between the two looks
+                    raise
 
     def __len__(self) -> int:
         return self.tokens
@@ -111,9 +121,9 @@ class GrowingShard:
 
     def close(self) -> None:
         """Close the files."""
-        if self._growing is not None:
+        if self._file is not None:
             self._file.close()
-        self._growing = self._sealed = None
+        self._file = self._growing = self._sealed = None
 
     def __enter__(self) -> Self:
         return self
@@ -136,9 +146,11 @@ class GrowingShard:
         if not self._is_written():
             raise self._no_writer()
         with hdf5_errors(place, "cannot be followed"):
-            self._file = h5py.File(place, "r", libver="latest", swmr=True, locking=False, rdcc_nbytes=0)
-            self._dataset = self._file["tokens"]
+            file = h5py.File(place, "r", libver="latest", swmr=True, locking=False, rdcc_nbytes=0)
+            self._file, self._dataset = file, file["tokens"]
             self.dtype, self._chunk = self._dataset.dtype, self._dataset.chunks[0]
+        if not self._is_written():  # else another writer may have begun between the two openings
+            raise self._no_writer()
 
     def _look(self) -> None:
         """Count the chunks that are there; the structure is read only as far as it has been written."""
@@ -186,7 +198,7 @@ class GrowingShard:
         file, identity = open_hdf5(self.path)
         with hdf5_errors(self.path), file:
             length, dtype = file["tokens"].shape[0], file["tokens"].dtype
-        if length < self.tokens or (self._growing is not None and dtype != self.dtype):
+        if length < self.tokens or (self._file is not None and dtype != self.dtype):
             raise UserError(
                 f"{self.path} has {length} tokens of {dtype}, but {self.tokens} were seen growing: it is not "
                 "the shard that was followed. Open it anew to read it"
