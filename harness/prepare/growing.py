@@ -44,13 +44,15 @@ class GrowingArray:
             self._file.flush()
             os.fsync(self._file.fileno())
 
-    def close(self) -> str:
-        """Write the header, make the file durable, return the SHA-256 of the items' bytes."""
+    def close(self, *, durable: bool) -> str:
+        """Write the header and return the SHA-256 of the items' bytes; `durable` if the file is to stay."""
         assert self._file is not None
         self._file.seek(0)
         self._file.write(npy_header(self.dtype, (self.length, *self.item)))
-        self.sync()
-        self.abandon()
+        if durable:
+            self.sync()
+        self._file.close()
+        self._file = None
         return self._digest.hexdigest()
 
     def holds(self, length: int) -> bool:

@@ -103,23 +103,15 @@ class SplitWriter:
         """End the open shard; does nothing to an empty one."""
         if not self._open[0].length:
             return
-        hashes = dict(zip(("sha256", "mask_sha256"), [array.close() for array in self._open], strict=False))
-        sealed = self._seal()
-        for key, sha256 in hashes.items():
-            if sealed.setdefault(key, sha256) != sha256:
-                raise UserError(
-                    f"{self._open[0].path} was written with the SHA-256 {sha256} and read back with "
-                    f"{sealed[key]}: the disk does not keep what is written. Check it, then run the same "
-                    "command again"
-                )
+        digests = [array.close(durable=self.storage.format == "npy") for array in self._open]
+        hashes = dict(zip(("sha256", "mask_sha256"), digests, strict=False))
+        names = self._seal(hashes)
         counts = {"tokens": self._tokens, "documents": self._documents}
         if self.row_width is not None:
             counts = {"rows": self._open[0].length} | counts
-        names = [sealed[key] for key in ("file", "mask_file") if key in sealed]
-        self.shards.append({key: sealed[key] for key in ("file", "mask_file") if key in sealed} | counts)
-        self.shards[-1] |= {key: sealed[key] for key in hashes}
-        self.files |= {name: sha256_file(self.folder / name) for name in names}
-        self._spent += [array.path for array in self._open if array.path.name not in names]
+        self.shards.append(names | counts | hashes)
+        self.files |= {name: sha256_file(self.folder / name) for name in names.values()}
+        self._spent += [array.path for array in self._open if array.path.name not in names.values()]
         self._tokens = self._documents = 0
         self._open = self._arrays()
 
@@ -185,13 +177,23 @@ class SplitWriter:
         """The names of the closed shards from number `first` on, which are the same in every storage."""
         return [self._stem(index) for index in range(first, len(self.shards))]
 
-    def _seal(self) -> dict[str, str]:
+    def _seal(self, hashes: dict[str, str]) -> dict[str, str]:
+        """Write the shard in the set's own format, if it is not npy; the names of its files."""
+        names = file_names(self._stem(), self.storage)
         if self.storage.format == "npy":
-            return file_names(self._stem(), self.storage)
+            return names
         arrays = [np.load(array.path, mmap_mode="r") for array in self._open]
         if self.row_width is None:
-            return write_stream_shard(self.folder, self._stem(), arrays[0], self.storage, self._documents)
-        return write_row_shard(self.folder, self._stem(), arrays[0], arrays[1], self.storage)
+            made = write_stream_shard(self.folder, self._stem(), arrays[0], self.storage, self._documents)
+        else:
+            made = write_row_shard(self.folder, self._stem(), arrays[0], arrays[1], self.storage)
+        for key, sha256 in hashes.items():
+            if made[key] != sha256:
+                raise UserError(
+                    f"{self._open[0].path} was written with the {key} {sha256} and read back with {made[key]}: "
+                    "the disk does not keep what is written. Check it, then run the same command again"
+                )
+        return names
 
     def _count(self, tokens: int, documents: int) -> None:
         """Count what was added to the open shard."""
