@@ -190,8 +190,8 @@ class SplitWriter:
         for key, sha256 in hashes.items():
             if made[key] != sha256:
                 raise UserError(
-                    f"{self._open[0].path} was written with the {key} {sha256} and read back with {made[key]}: "
-                    "the disk does not keep what is written. Check it, then run the same command again"
+                    f"{self._open[0].path} was written with the {key} {sha256} and read back with {made[key]}"
+                    ": the disk does not keep what is written. Check it, then run the same command again"
                 )
         return names
 
