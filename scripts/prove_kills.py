@@ -267,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--random", type=int, default=30, help="kills at random moments a scenario")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
-    parser.add_argument("--documents", type=int, default=3000, help="of the corpus for random moments")
+    parser.add_argument("--documents", type=int, default=1500, help="of the corpus for random moments")
     parser.add_argument("--no-strace", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", default=tempfile.gettempdir())
