@@ -42,6 +42,11 @@ def test_a_shard_holds_the_tokens_their_count_and_their_hash(
         described = {"token_count": 10_007, "document_count": 7, "sha256": _sha256(tokens).encode()}
         assert dict(stored.attrs) == described
     assert writer.sha256 == _sha256(tokens)
+    parts = iter(np.array_split(tokens, 7))
+    assert write_hdf5_shard(tmp_path / "parts.h5", parts, dtype=dtype, documents=7) == writer.sha256
+    with h5py.File(tmp_path / "parts.h5") as file:
+        assert file["tokens"].attrs["document_count"] == 7
+        assert np.array_equal(file["tokens"], tokens)
     for name, array in (("c", tokens.astype(f">{tokens.dtype.str[1:]}")), ("d", np.repeat(tokens, 2)[::2])):
         assert write_hdf5_shard(tmp_path / name, array, dtype=dtype, compression=compression) == writer.sha256
     assert write_hdf5_shard(tmp_path / "b.h5", tokens, chunk_tokens=999) == writer.sha256

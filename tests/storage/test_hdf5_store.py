@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UserError
+from harness.prepare.hdf5_writer import write_hdf5_shard
 from harness.storage import MmapTokenStore, ShardedTokenDataset, TokenStore, chunk_cache, open_store
 from harness.storage.chunk_cache import Decoded
 from harness.storage.manifest import write_manifest
@@ -125,6 +126,16 @@ def test_unfiltered_shards_are_one_mapped_run_each_and_never_read_by_h5py(
     assert [extent.offset % 4096 for extent in store._extents] == [0, 0]
     monkeypatch.setattr(h5py, "File", None)
     assert store.get_slice(199_999, 200_002).tolist() == [*shards[0][-1:], *shards[1][:2]]
+
+
+def test_plain_and_compressed_shards_may_be_mixed(tmp_path: Path) -> None:
+    shards = _random_shards(8, [3000, 2000, 1000])
+    _set(tmp_path, shards, compression="lzf")
+    (tmp_path / "train_00001.h5").unlink()
+    write_hdf5_shard(tmp_path / "train_00001.h5", np.array(shards[1], np.uint16), chunk_tokens=77)
+    store = MmapTokenStore(tmp_path, "train")
+    assert np.array_equal(store.get_slice(2500, 5500), _stream(shards)[2500:5500])
+    assert np.array_equal(store.read_windows([4990, 10], 900)[0], _stream(shards)[4990:5890])
 
 
 def test_only_the_shards_that_the_manifest_names_are_read(tmp_path: Path) -> None:
