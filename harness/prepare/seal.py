@@ -71,7 +71,7 @@ def write_stream_shard(
         tokens,
         documents=documents,
         dtype=storage.dtype,
-        chunk_tokens=storage.chunk_tokens or CHUNK_TOKENS,
+        chunk_tokens=min(storage.chunk_tokens or CHUNK_TOKENS, max(1, tokens.size)),  # no empty space
         compression=storage.compression,
     )
     return names | {"sha256": sha256}

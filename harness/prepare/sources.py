@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -61,28 +62,29 @@ def reusable(job: Job) -> Reuse:
 def _reusable(job: Job, old: OldSet) -> dict[int, dict[str, Any]]:
     if not _made_alike(job, old):
         return {}
-    known: dict[str, list[dict[str, Any]]] = {}
-    for source in old.provenance["sources"]:
-        known.setdefault(source["name"], []).append(source)
+    sources = {source["name"]: source for source in old.provenance["sources"]}
+    named = Counter(source["name"] for source in old.provenance["sources"])
+    wanted = Counter(file.name for file in job.files)
     reused = {}
     for number, file in enumerate(job.files):
-        alike = known.get(file.name, [])
-        alone = len(alike) == 1 and sum(other.name == file.name for other in job.files) == 1
-        if not alone or (alike[0]["size"], alike[0]["mtime_ns"]) != (file.size, file.mtime_ns):
+        if (named[file.name], wanted[file.name]) != (1, 1):  # which of them it is nobody can tell
             continue
-        if old.changed(_files(alike[0], old)) is None:
-            reused[number] = alike[0]
+        source = sources[file.name]
+        same = (source["size"], source["mtime_ns"]) == (file.size, file.mtime_ns)
+        if same and old.changed(_files(source, old)) is None:
+            reused[number] = source
     return reused
 
 
 def _made_alike(job: Job, old: OldSet) -> bool:
     preparation = {k: v for k, v in old.raw.get("preparation", {}).items() if k != "corpus_sha256"}
-    recorded = old.provenance.get("versions", {})
+    makings = [old.provenance, *old.provenance.get("grown_from", [])]
+    wanted = versions(job.tokenizer.name)
     return (
         preparation == preparation_settings(job.config)
         and old.raw["tokenizer"] == job.tokenizer.manifest_section()
         and old.raw["storage"] == storage_section(job.storage, job.row_width)
-        and all(recorded.get(name) == version for name, version in versions(job.tokenizer.name).items())
+        and all(wanted.items() <= making["versions"].items() for making in makings)
     )
 
 

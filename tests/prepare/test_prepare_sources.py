@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from harness.config import TrainConfig
+from harness.config_groups import Hdf5DataConfig
 from harness.data_setup import open_data
 from harness.errors import UserError
 from harness.prepare import Summary, chunks, prepare
@@ -224,3 +225,31 @@ def test_a_copy_of_the_corpus_is_the_same_corpus_by_source_too(tmp_path: Path) -
     assert "comparing their documents" in report[0]
     write_lines(tmp_path / "copy" / "0.jsonl", texts(20, seed=77))
     assert "corpus_sha256" in refusal(tmp_path / "set", jsonl(tmp_path / "copy"), **SETTINGS)
+
+
+def test_a_set_that_grew_keeps_its_shards_too_if_all_were_made_by_these_versions(tmp_path: Path) -> None:
+    folder = lines(tmp_path / "corpus")
+    said(tmp_path / "set", jsonl(folder))
+    write_lines(folder / "0b.jsonl", texts(9, seed=50))
+    said(tmp_path / "set", jsonl(folder), append=True)
+    _, report = said(tmp_path / "set", jsonl(folder), overwrite=True)
+    assert "8 of 8 source files" in report[0]
+    said(tmp_path / "fresh", jsonl(folder))
+    assert snapshot(tmp_path / "set") == snapshot(tmp_path / "fresh")
+    write_lines(folder / "9.jsonl", texts(9, seed=51))
+    said(tmp_path / "set", jsonl(folder), append=True)
+    made = json.loads((tmp_path / "set" / "provenance.json").read_text())
+    made["grown_from"][0]["versions"]["harness"] = "0.0.0"
+    (tmp_path / "set" / "provenance.json").write_text(json.dumps(made))
+    _, report = said(tmp_path / "set", jsonl(folder), overwrite=True)
+    assert report == []
+
+
+def test_small_shards_take_no_more_room_than_they_need(tmp_path: Path) -> None:
+    folder = write_texts(tmp_path / "texts", ["a few words"] * 20 + texts(20))
+    config = config_of(tmp_path / "set", text(folder), kind="hdf5-stream", **SETTINGS)
+    config.data = Hdf5DataConfig(path=str(tmp_path / "set"), chunk_tokens=1_000_000)
+    prepare(config, report=lambda line: None)
+    shards = list((tmp_path / "set").glob("*.h5"))
+    assert len(shards) == 40
+    assert max(path.stat().st_size for path in shards) < 200_000
