@@ -41,7 +41,8 @@ def command(script: str, *words: str) -> str:
 
 
 def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> str:
-    """The command that prepares the set this configuration asks for."""
+    """The command that prepares the set this configuration asks for; the words `extra` win over it."""
+    named = {word.partition("=")[0] for word in extra}
     words = [f"{group}={getattr(config, group).name}" for group in ("data", "corpus", "tokenizer")]
     if (width := row_width(config.loader)) is not None:
         words += [f"loader={config.loader.name}", override("loader.row_width", width)]
@@ -51,7 +52,7 @@ def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> s
         values = getattr(config, group)
         for field in dataclasses.fields(values):
             key, value = f"{group}.{field.name}", getattr(values, field.name)
-            if field.name == "name" or value == _default(field) or key in _NOT_OF_THE_SET:
+            if field.name == "name" or value == _default(field) or key in {*_NOT_OF_THE_SET, *named}:
                 continue
             if key == "data.root" and Path(value) == default_root:
                 continue

@@ -56,7 +56,8 @@ def open_data(config: TrainConfig, report: Callable[[str], None]) -> Data:
     _check_digest(config, train)
     _check_preparation(config, train)
     validation = _open_validation(config, train)
-    for manifest in {store.metadata_sha256: store.manifest for store in (train, validation)}.values():
+    # By place and not by digest: a copy of a set has files of its own.
+    for manifest in {store.manifest.path: store.manifest for store in (train, validation)}.values():
         ensure_verified(manifest, config.data.verify, report)
     return Data(train, validation)
 
@@ -65,8 +66,7 @@ def _prepare_or_refuse(config: TrainConfig, directory: Path, report: Callable[[s
     if config.corpus.name != "stdlib" or (
         config.tokenizer.name == "hf" and not get(config, "tokenizer.path")
     ):
-        unnamed = [f"{key}=PATH" for key in _FILES if _is_needed(config, key) and get(config, key) is None]
-        how = prepare_command(config, *unnamed)
+        how = prepare_command(config, *_unnamed_files(config))
         raise UserError(f"there is no prepared set at {shown(directory)}. Prepare it first:\n  {how}")
     from harness.prepare import prepare
 
@@ -75,6 +75,11 @@ def _prepare_or_refuse(config: TrainConfig, directory: Path, report: Callable[[s
         config.data, config.corpus, config.tokenizer, config.prepare, config.loader, config.seed
     )
     report(str(prepare(wanted, report=report)))
+
+
+def _unnamed_files(config: TrainConfig) -> list[str]:
+    """Words for the files that a preparation needs and the configuration does not name."""
+    return [f"{key}=PATH" for key in _FILES if _is_needed(config, key) and get(config, key) is None]
 
 
 def _is_needed(config: TrainConfig, key: str) -> bool:
@@ -115,7 +120,7 @@ def _check_preparation(config: TrainConfig, store: Store) -> None:
         raise UserError(
             f"{manifest.path} was not prepared as the configuration says:\n{lines}\n"
             f"To train on this set say so: {words}\nTo make the other one beside it, and train on that:\n  "
-            + prepare_command(config, "data.path=ANOTHER_FOLDER")
+            + prepare_command(config, *_unnamed_files(config), "data.path=ANOTHER_FOLDER")
         )
 
 

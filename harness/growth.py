@@ -85,5 +85,6 @@ def refusal(loader: str, added: int) -> str:
         return f"{shards}: resume_accept=[data] goes on into them"
     return (
         f"{shards}: the order of loader={loader} depends on the number of samples, so the same position "
-        "would be another place. Only loader=sequential can go on; start a new run with these weights instead"
+        "would be another place. Only loader=sequential can go on; start a new run with these weights "
+        "instead: init_from=RUN"
     )

@@ -21,7 +21,7 @@ from harness import admission, growth, resume, run_dir, weights
 from harness.build import Learner, assemble, build_learner, keep_origin, parent_of, progress_of
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
-from harness.config import TrainConfig, layout, total_steps
+from harness.config import TrainConfig, layout, set_directory, total_steps
 from harness.config_record import to_dict
 from harness.data_setup import Data, open_data
 from harness.device import select_device
@@ -74,6 +74,10 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
     admission.refuse_several_processes()
     saved = admission.open_resumed(config, path)
     admission.check(config, path, saved)
+    changes = []
+    if saved is not None:
+        changes = resume.check_settings(saved, record(config))
+        resume.check_place(saved, set_directory(config))
     initial = weights.open_initial(config) if saved is None else None
     device = select_device(config.device)
     with (
@@ -82,7 +86,9 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
     ):
         if initial is not None:
             weights.check_tokenizer(initial, data.train.manifest)
-        saved, changes = _check_resumed(config, saved, data, loader)
+        if saved is not None:
+            saved, grown = _check_resumed(config, saved, data, loader)
+            changes = grown + changes
         plan = _Plan(config, path, saved, initial, data, loader, device, changes)
         if saved is not None and plan.goes_on and saved.step >= total_steps(config):
             log.info(
@@ -101,17 +107,15 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
 
 
 def _check_resumed(
-    config: TrainConfig, saved: Checkpoint | None, data: Data, loader: Loader
-) -> tuple[Checkpoint | None, list[str]]:
-    """Where to go on, and what changed and may change, a line each; raises where something may not."""
-    if saved is None:
-        return None, []
+    config: TrainConfig, saved: Checkpoint, data: Data, loader: Loader
+) -> tuple[Checkpoint, list[str]]:
+    """Where to go on with this data, and a line for what was accepted of it; raises where it is another."""
     manifest = data.train.manifest
-    changes = resume.check(saved, record(config), manifest, config.resume_accept)
+    grown = resume.check_data(saved, config.loader.name, manifest, config.resume_accept)
     if saved.trainer["metadata_sha256"] != manifest.metadata_sha256:  # and that was accepted
         saved = growth.taken_over(saved, manifest)
     loader.validate_state_dict(saved.loader)
-    return saved, changes
+    return saved, grown
 
 
 def record(config: TrainConfig) -> dict[str, Any]:

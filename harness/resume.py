@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from harness import growth
 from harness.commands import shown
+from harness.config import set_directory
 from harness.config_record import from_dict, to_dict
 from harness.errors import UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from harness.checkpoint import Checkpoint
     from harness.storage.manifest import Manifest
 
@@ -58,39 +61,71 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
-def check(checkpoint: Checkpoint, config: dict[str, Any], manifest: Manifest, accept: list[str]) -> list[str]:
-    """Compare a checkpoint with what is about to go on; returns a line for each change that is free.
+def check_settings(checkpoint: Checkpoint, config: dict[str, Any]) -> list[str]:
+    """Compare a checkpoint's settings with those it is to go on with; a line for each change that is free.
 
-    `accept`: kinds of change that were allowed by name (`data`). Raises one `UserError` that names everything
-    that may not change, with both values.
+    This needs no data: a set may have to be prepared before it can be opened. Raises one `UserError` that
+    names every setting that may not change, with both values.
     """
     source = str(checkpoint.path / "config.yaml")
     old_config, new_config = _effective(to_dict(from_dict(checkpoint.config, source))), _effective(config)
     changed = differences(old_config, new_config)
     refused = [key for key in changed if key in _REFUSED and not _belongs_to_another_loader(key, changed)]
-    problems = [
-        f"{key}: checkpoint {changed[key][0]}, now {changed[key][1]}: {_REFUSED[key]}" for key in refused
+    if refused:
+        words = ", ".join(key.removesuffix(".name") for key in refused)
+        raise _refusal(
+            checkpoint,
+            [
+                f"{key}: checkpoint {changed[key][0]}, now {changed[key][1]}: {_REFUSED[key]}"
+                for key in refused
+            ],
+            f"Drop {words} from the command",
+        )
+    return [
+        f"changed since the checkpoint: {key} {old} -> {new}{_consequence(key, config)}"
+        for key, (old, new) in changed.items()
+        if key not in _SILENT
     ]
+
+
+def check_data(checkpoint: Checkpoint, loader: str, manifest: Manifest, accept: list[str]) -> list[str]:
+    """Compare a checkpoint's data with the set it is to go on with; a line for a change that was accepted.
+
+    `accept`: kinds of change that were allowed by name (`data`). Raises a `UserError` with both digests.
+    """
+    problems = []
     vocab_size = checkpoint.trainer["vocab_size"]
     if vocab_size != manifest.tokenizer.vocab_size:
         problems.append(
             f"vocabulary: checkpoint {vocab_size}, {manifest.path} {manifest.tokenizer.vocab_size}: "
             "the embedding has another shape"
         )
-    data, grown = _data_difference(checkpoint, manifest, config["loader"]["name"], "data" in accept)
-    problems += data
-    if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        mend = f"Drop {', '.join(refused)} from the command" if refused else "Use the data of the checkpoint"
-        raise UserError(
-            f"{shown(checkpoint.path)} cannot go on like this:\n{lines}\n"
-            f"{mend}, or start a new run without resume=."
+    data, grown = _data_difference(checkpoint, manifest, loader, "data" in accept)
+    if problems + data:
+        raise _refusal(checkpoint, problems + data, "Use the data of the checkpoint")
+    return grown
+
+
+def check_place(checkpoint: Checkpoint, now: Path) -> None:
+    """Raise `UserError` where the set is now to lie at another place, `now`, and nothing is there.
+
+    A run that goes on would prepare another set there, only to be told that it is another.
+    """
+    before = set_directory(from_dict(checkpoint.config, str(checkpoint.path / "config.yaml")))
+    if now != before and not now.exists():
+        raise _refusal(
+            checkpoint,
+            [f"data: checkpoint {shown(before)}, now {shown(now)}: there is no prepared set"],
+            "Say where the checkpoint's data lies, data.root=FOLDER or data.path=FOLDER",
         )
-    return grown + [
-        f"changed since the checkpoint: {key} {old} -> {new}{_consequence(key, config)}"
-        for key, (old, new) in changed.items()
-        if key not in _SILENT
-    ]
+
+
+def _refusal(checkpoint: Checkpoint, problems: list[str], mend: str) -> UserError:
+    lines = "\n".join(f"  - {problem}" for problem in problems)
+    return UserError(
+        f"{shown(checkpoint.path)} cannot go on like this:\n{lines}\n"
+        f"{mend}, or start a new run without resume=."
+    )
 
 
 def _effective(config: dict[str, Any]) -> dict[str, Any]:
@@ -129,8 +164,17 @@ def _data_difference(
     same = checkpoint.trainer["content_sha256"]
     tokens = "the same tokens in another set" if same and same == manifest.content_sha256 else "other data"
     known = differences(recorded, manifest.raw) if recorded else {}
-    fields = "".join(f"\n      {key}: then {before}, now {after}" for key, (before, after) in known.items())
+    fields = "".join(f"\n      {key}: {_then_and_now(*values)}" for key, values in known.items())
     return [f"{digests}: {tokens}{fields}"], []
+
+
+def _then_and_now(before: Any, after: Any) -> str:
+    """Both values; of two lists of shards, which may be thousands, how many and where they part."""
+    if not (isinstance(before, list) and isinstance(after, list)):
+        return f"then {before}, now {after}"
+    same = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), None)
+    first = min(len(before), len(after)) if same is None else same
+    return f"then {len(before)}, now {len(after)}, different from number {first} on"
 
 
 def rng_state() -> dict[str, Any]:

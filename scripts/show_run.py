@@ -65,6 +65,9 @@ def _compare(finished: Finished) -> None:
     from harness.storage import TokenStore, open_split
 
     directory, ours = finished.set_directory, finished.checkpoint.trainer["val_loss"]
+    if ours is None:  # stopped before the first evaluation, or no number came of it
+        print("no validation loss yet")
+        return
     train = open_split(directory, "train")
     validation = open_split(finished.config.evaluation.set or directory, "val")
     if not isinstance(train, TokenStore) or not isinstance(validation, TokenStore):

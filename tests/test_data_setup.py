@@ -224,3 +224,21 @@ def test_the_embedded_corpus_is_prepared_for_every_loader(tmp_path: Path, name: 
         run(config, tmp_path / "run")
     layout = "rows17" if name == "padded_rows" else "contrastive17"
     assert (tmp_path / "data" / f"npy-{layout}" / "metadata.json").is_file()
+
+
+def test_a_copy_of_the_set_for_validation_is_verified_beside_the_set(tmp_path: Path) -> None:
+    data, copy = (write_text_set(tmp_path / name) for name in ("set", "copy"))
+    tokens = np.load(data / "train_00000.npy")
+    tokens[5] ^= 1
+    np.save(data / "train_00000.npy", tokens)
+    with pytest.raises(UserError, match=r"set/train_00000\.npy: SHA-256"):
+        run(tiny_config(data, evaluation__set=str(copy)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_for_another_set_names_each_key_once_and_every_file_it_needs(tmp_path: Path) -> None:
+    data = write_text_set(tmp_path / "set", preparation={"corpus": "text"})
+    with pytest.raises(UserError) as error:
+        run(tiny_config(data, corpus=JsonlCorpusConfig()), tmp_path / "run")
+    command = str(error.value).splitlines()[-1]
+    assert command.endswith("corpus=jsonl tokenizer=byte corpus.path=PATH data.path=ANOTHER_FOLDER")

@@ -14,7 +14,7 @@ import yaml
 
 from harness import checkpoint
 from harness.config import TrainConfig
-from harness.config_groups import SlidingWindowConfig
+from harness.config_groups import Hdf5DataConfig, PaddedRowsConfig, SlidingWindowConfig
 from harness.errors import UserError
 from tests.helpers_runs import rows, run, snapshot, tiny_config, train_rows, weights, write_text_set
 
@@ -246,6 +246,35 @@ def test_other_tokens_are_refused_as_other_data(straight: Path, tmp_path: Path) 
     other = write_text_set(tmp_path / "set", train_tokens=3002)
     with pytest.raises(UserError, match="other data"):
         run(tiny_config(other, resume=str(straight)), straight)
+
+
+def test_shards_that_differ_are_counted_and_not_listed(straight: Path, tmp_path: Path) -> None:
+    other = write_text_set(tmp_path / "set", train_tokens=3002)
+    with pytest.raises(UserError, match="other data") as error:
+        run(tiny_config(other, resume=str(straight)), straight)
+    assert "splits.train.shards: then 2, now 2, different from number 0 on" in str(error.value)
+    assert ".npy" not in str(error.value)
+
+
+def test_a_setting_that_may_not_change_is_refused_before_another_set_is_prepared(
+    data: Path, straight: Path, tmp_path: Path
+) -> None:
+    loader = PaddedRowsConfig(seq_len=16, batch_size=4)
+    config = tiny_config(data, loader=loader, resume=str(straight))
+    config.data.path, config.data.root = None, str(tmp_path / "data")
+    with pytest.raises(UserError, match=r"loader\.name: checkpoint sequential, now padded_rows") as error:
+        run(config, straight)
+    assert "Drop loader from the command" in str(error.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_run_that_goes_on_prepares_no_other_set(data: Path, straight: Path, tmp_path: Path) -> None:
+    config = tiny_config(data, data=Hdf5DataConfig(root=str(tmp_path / "data")), resume=str(straight))
+    before = snapshot(straight)
+    with pytest.raises(UserError, match=r"checkpoint .*set, now .*hdf5-stream: there is no prepared set"):
+        run(config, straight)
+    assert not (tmp_path / "data").exists()
+    assert snapshot(straight) == before
 
 
 def test_another_vocabulary_is_refused_with_both_sizes(straight: Path, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,9 +18,9 @@ import pytest
 
 from harness import checkpoint
 from harness.config import TrainConfig, total_steps
-from harness.launch import launch
+from harness.launch import Outcome, launch
 from harness.storage import open_store
-from tests.helpers_runs import rows, run, tiny_config, train_rows, weights, write_text_set
+from tests.helpers_runs import ROOT, rows, run, tiny_config, train_rows, weights, write_text_set
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +141,8 @@ def test_training_learns(tmp_path: Path) -> None:
     assert outcome.val_loss < 0.3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_saves_and_stops_and_the_run_goes_on_exactly(
-    data: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    settings = {"trainer__max_steps": 400, "schedule__total_steps": 400, "evaluation__interval": 1000}
-    path = tmp_path / "run"
+def stopped_run(config: TrainConfig, path: Path, number: signal.Signals) -> Outcome:
+    """A run that is sent a signal after five steps or more."""
 
     def send() -> None:
         while not (path / "metrics.jsonl").is_file() or len(train_rows(path)) < 5:
@@ -153,8 +151,27 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on_exactly(
 
     sender = threading.Thread(target=send)
     sender.start()
-    outcome = launch(tiny_config(data, **settings), path)
+    outcome = launch(config, path)
     sender.join()
+    return outcome
+
+
+def test_a_run_stopped_before_its_first_evaluation_can_be_shown(data: Path, tmp_path: Path) -> None:
+    config = tiny_config(data, trainer__max_steps=400, evaluation__interval=1000)
+    assert stopped_run(config, tmp_path / "run", signal.SIGTERM).val_loss is None
+    words = [sys.executable, str(ROOT / "scripts" / "show_run.py"), str(tmp_path / "run"), "tokens=1"]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert shown.returncode == 0, shown.stderr
+    assert "no validation loss yet" in shown.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_saves_and_stops_and_the_run_goes_on_exactly(
+    data: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    settings = {"trainer__max_steps": 400, "schedule__total_steps": 400, "evaluation__interval": 1000}
+    path = tmp_path / "run"
+    outcome = stopped_run(tiny_config(data, **settings), path, number)
     assert outcome.stopped
     assert 5 <= outcome.step < 400
     assert checkpoint.complete_steps(path)[-1] == outcome.step

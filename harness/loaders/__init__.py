@@ -107,6 +107,8 @@ def make_loader(config: LoaderConfig, store: Store, *, rank: int = 0, world_size
     """
     if store.manifest.storage.layout != layout(config):
         width = row_width(config)
-        words = config.name if width is None else f"{config.name} loader.row_width={width}"
+        words = config.name
+        if width is not None:
+            words += f" loader.row_width={width} loader.seq_len={config.seq_len}"
         raise wrong_layout(store.manifest, f"loader={config.name}", layout(config), words)
     return Prefetcher(LOADERS[config.name](config, store, rank=rank, world_size=world_size), config.prefetch)

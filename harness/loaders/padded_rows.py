@@ -70,5 +70,5 @@ def check_width(manifest: Manifest, loader: str, row_width: int, seq_len: int) -
     raise UserError(
         f"loader.seq_len={seq_len} needs rows of {seq_len + 1} columns, one more for the last target, but "
         f"{manifest.path} has rows of {row_width}. Use loader.seq_len<={row_width - 1}, or prepare a set of "
-        f"wider rows in a folder of its own: {prepare_words(manifest, loader)} loader.row_width={seq_len + 1}"
+        f"wider rows in a folder of its own: {prepare_words(manifest, loader)} loader.seq_len={seq_len}"
     )

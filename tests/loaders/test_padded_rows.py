@@ -120,7 +120,7 @@ def test_narrower_rows_are_refused_with_both_numbers_and_the_command(tmp_path: P
         "loader.seq_len=5 needs rows of 6 columns",
         f"{tmp_path / 'shards.json'} has rows of 5",
         "loader.seq_len<=4",
-        "prepare_data.py data=hdf5 corpus=test tokenizer=byte loader=padded_rows loader.row_width=6",
+        "prepare_data.py data=hdf5 corpus=test tokenizer=byte loader=padded_rows loader.seq_len=5",
     ]:
         assert part in str(caught.value)
 
@@ -198,7 +198,11 @@ def test_a_loader_on_a_set_of_another_layout_is_refused_with_both_and_the_comman
         (LoaderConfig(), rows, "padded rows (storage.layout=rows)"),
         (SlidingWindowConfig(), pairs, "pairs of padded rows (storage.layout=contrastive)"),
         (PaddedRowsConfig(seq_len=9), stream, "a stream of tokens (storage.layout=stream)"),
-        (PaddedRowsConfig(row_width=10), pairs, "pairs of padded rows (storage.layout=contrastive)"),
+        (
+            PaddedRowsConfig(seq_len=9, row_width=10),
+            pairs,
+            "pairs of padded rows (storage.layout=contrastive)",
+        ),
     ):
         with pytest.raises(UserError) as caught:
             make_loader(config, store)
@@ -208,4 +212,6 @@ def test_a_loader_on_a_set_of_another_layout_is_refused_with_both_and_the_comman
             f"python scripts/prepare_data.py data=npy corpus=test tokenizer=byte loader={config.name}",
         ]:
             assert part in str(caught.value)
-        assert str(caught.value).endswith("loader.row_width=10") == isinstance(config, PaddedRowsConfig)
+        assert str(caught.value).endswith("loader.row_width=10 loader.seq_len=9") == isinstance(
+            config, PaddedRowsConfig
+        )
