@@ -73,7 +73,7 @@ def write_records(
         "identity": job.identity(),
         "corpus_fingerprint": fingerprint_of(job.files),
         "corpus_path": configured_path(job.config.corpus),
-        "documents": _counted(state.total),
+        "documents": _counted(job, state.total, splits),
         "files_sha256": files,
         "source_files": [asdict(file) | {"path": os.path.abspath(file.path)} for file in job.files],
     }
@@ -92,10 +92,13 @@ def write_records(
     remember(write_manifest(building, raw))
 
 
-def _counted(total: Counts) -> dict[str, Any]:
+def _counted(job: Job, total: Counts, splits: dict[str, Any]) -> dict[str, Any]:
     found = asdict(total)
     del found["chain"]  # the manifest's corpus_sha256
     found["bad_places"] = found.pop("places")
+    if job.storage.layout == "rows" and job.row_width is not None:  # whatever is no target is padding
+        shards = [shard for split in splits.values() for shard in split["shards"]]
+        found["padding"] = sum(shard["rows"] * (job.row_width - 1) - shard["tokens"] for shard in shards)
     return found
 
 

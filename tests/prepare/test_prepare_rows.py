@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,8 @@ def test_rows_and_a_stream_of_a_corpus_count_the_same_tokens(tmp_path: Path, sto
         assert set(sizes[:-1]) == {59}  # the first number of rows of 17 with at least 1000 cells
     cells = rows.rows * 16
     assert rows.padding == cells - rows.tokens
+    recorded = json.loads((tmp_path / "rows" / "provenance.json").read_text())["documents"]
+    assert recorded["padding"] == rows.padding
     assert f"{rows.rows:,} rows of 17 columns, {100 * rows.padding_share:.2f} % of their cells" in str(rows)
 
 
