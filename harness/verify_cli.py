@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from harness.commands import shown
-from harness.errors import EXIT_FAILED, UserError
+from harness.errors import EXIT_FAILED, EXIT_USER, UserError
 from harness.script_words import run_script
 
 _HELP = """\
@@ -48,7 +49,11 @@ def _verify_configured(words: list[str]) -> None:
 
 def _set_of(path: Path) -> Path:
     """A set's folder as it is; of a run directory or checkpoint, the set it was trained on."""
+    from harness.storage.manifest import FORMATS
+
     path = path.expanduser().absolute()
+    if not path.exists() or any(os.path.lexists(path / name) for name, _ in FORMATS.values()):
+        return path  # a set is itself, whatever folder it lies in
     config = next(
         (p / "config.yaml" for p in (path, *path.parents[:2]) if (p / "config.yaml").is_file()), None
     )
@@ -69,10 +74,15 @@ def _set_of(path: Path) -> Path:
 def _verify_all(directories: list[Path]) -> None:
     from harness.storage.verify import verify_set
 
-    faulty = 0
+    faulty, unread = 0, 0
     for directory in directories:
         started = time.perf_counter()
-        result = verify_set(directory)
+        try:
+            result = verify_set(directory)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            unread += 1
+            continue
         seconds = time.perf_counter() - started
         for fault in result.faults:
             print(f"FAULT {fault}")
@@ -84,5 +94,5 @@ def _verify_all(directories: list[Path]) -> None:
             f"{shown(directory)}: {verdict}; {result.tokens:,} tokens in {result.shards} shards and "
             f"{result.files} whole files hashed in {seconds:.1f} s"
         )
-    if faulty:
-        raise SystemExit(EXIT_FAILED)
+    if faulty or unread:
+        raise SystemExit(EXIT_FAILED if faulty else EXIT_USER)

@@ -19,8 +19,9 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.files import irregular, sha256_file, write_json
-from harness.storage.manifest import Manifest, load_manifest
+from harness.storage.manifest import Manifest
 from harness.storage.one_shard import Place, open_shard, places
+from harness.storage.opening import open_manifest
 from harness.storage.rows import RowStore
 from harness.storage.tokens import TokenStore
 
@@ -50,16 +51,17 @@ def verify_set(directory: Path | str) -> Verified:
     """Compare every shard, mask and recorded file of a set with its hash, in as many threads as cores.
 
     Tokens and masks are compared with the manifest, whole files with `provenance.json` where there is one.
-    All faults are collected; only a folder without a readable manifest raises `UserError`.
+    All faults are collected; `UserError` only for a folder without a readable manifest, and for a set that
+    was replaced in the meantime.
     """
-    manifest = load_manifest(directory)
-    recorded = _recorded_files(manifest.directory)
-    shards = list(places(manifest))
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        of_shards = pool.map(lambda place: _shard_faults(manifest, place), shards)
-        of_files = pool.map(lambda item: _file_faults(manifest.directory, *item), recorded.items())
-        faults = [fault for found in (*of_shards, *of_files) for fault in found]
-    faults += _foreign_files(manifest, recorded)
+    with open_manifest(directory, None) as manifest:
+        recorded, states = _recorded_files(manifest.directory), _states(manifest)
+        shards = list(places(manifest))
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            of_shards = pool.map(lambda place: _shard_faults(manifest, place), shards)
+            of_files = pool.map(lambda item: _file_faults(manifest.directory, *item), recorded.items())
+            faults = [fault for found in (*of_shards, *of_files) for fault in found]
+        faults += _foreign_files(manifest, recorded)
     result = Verified(
         faults=faults,
         shards=len(shards),
@@ -68,7 +70,7 @@ def verify_set(directory: Path | str) -> Verified:
         unhashed=sum(_is_unhashed(place) for place in shards),
     )
     if result.ok and not result.unhashed:
-        remember(manifest)
+        _remember(manifest, states)
     return result
 
 
@@ -79,8 +81,8 @@ def ensure_verified(manifest: Manifest, mode: str, report: Report) -> None:
     """
     if mode == "headers" or is_remembered(manifest):
         return
-    shards = list(places(manifest))
-    size = sum((manifest.directory / name).stat().st_size for name in _shard_files(manifest))
+    shards, states = list(places(manifest)), _states(manifest)
+    size = sum(state[0] for state in states.values())
     report(f"verifying {manifest.directory}: {size / 2**20:,.0f} MiB are hashed once")
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         found = pool.map(lambda place: _shard_faults(manifest, place), shards)
@@ -94,12 +96,17 @@ def ensure_verified(manifest: Manifest, mode: str, report: Report) -> None:
         )
     if unhashed := sum(_is_unhashed(place) for place in shards):
         report(f"{manifest.path}: {unhashed} of {len(shards)} shards have no hash there and are not compared")
-    remember(manifest)
+    _remember(manifest, states)
 
 
 def remember(manifest: Manifest) -> None:
     """Record that every shard of the set holds what the manifest says, where the folder can be written."""
-    state = {"metadata_sha256": manifest.metadata_sha256, "files": _states(manifest)}
+    _remember(manifest, _states(manifest))
+
+
+def _remember(manifest: Manifest, states: dict[str, list[int]]) -> None:
+    """`states` are from before the files were hashed: what changed since then is hashed again."""
+    state = {"metadata_sha256": manifest.metadata_sha256, "files": states}
     try:
         write_json(manifest.directory / REMEMBERED, state)
     except OSError:
@@ -116,9 +123,13 @@ def is_remembered(manifest: Manifest) -> bool:
 
 
 def _states(manifest: Manifest) -> dict[str, list[int]]:
+    """Of each shard's file that is there."""
     states = {}
     for name in _shard_files(manifest):
-        status = os.stat(manifest.directory / name)
+        try:
+            status = os.stat(manifest.directory / name)
+        except OSError:
+            continue
         states[name] = [status.st_size, status.st_mtime_ns, status.st_ino]
     return states
 

@@ -7,6 +7,9 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -23,7 +26,9 @@ from harness.config_groups import (
     PrepareConfig,
 )
 from harness.errors import UserError
+from harness.files import write_atomic
 from harness.prepare import prepare
+from harness.storage import verify
 from harness.storage.manifest import load_manifest
 from harness.storage.verify import REMEMBERED, ensure_verified, is_remembered, verify_set
 from tests.helpers_prepare import text, texts, write_texts
@@ -216,3 +221,53 @@ def test_shards_without_a_hash_are_said_and_not_remembered_as_verified(copy: Pat
     said: list[str] = []
     ensure_verified(load_manifest(copy), "full", said.append)
     assert any("have no hash" in line for line in said)
+
+
+def in_thread_of(hashing: str, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `act` happen after the shards were hashed, before the result is written down."""
+    original = getattr(verify, hashing)
+
+    def changed(*args: object) -> object:
+        result = original(*args)
+        act()
+        return result
+
+    monkeypatch.setattr(verify, hashing, changed)
+
+
+@pytest.mark.parametrize("copy", ["npy-stream"], indirect=True)
+def test_a_file_that_changes_while_it_is_hashed_is_not_remembered_as_verified(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy / REMEMBERED).unlink()
+    shard = copy / "train_00000.npy"
+    in_thread_of("_foreign_files", lambda: flip(shard, 200, 0), monkeypatch)
+    assert verify_set(copy).ok
+    monkeypatch.undo()
+    assert not is_remembered(load_manifest(copy))
+    assert not verify_set(copy).ok
+
+
+@pytest.mark.parametrize("copy", ["npy-stream"], indirect=True)
+def test_a_set_that_is_replaced_meanwhile_is_said_to_be(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copy / "metadata.json"
+    in_thread_of("_foreign_files", lambda: write_atomic(path, path.read_text() + " "), monkeypatch)
+    with pytest.raises(UserError, match="was replaced while"):
+        verify_set(copy)
+
+
+def script(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/verify_data.py", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("copy", ["npy-stream"], indirect=True)
+def test_one_missing_set_hides_no_fault_of_another_and_a_set_is_itself_wherever_it_lies(copy: Path) -> None:
+    (copy.parent / "config.yaml").write_text("no: run")
+    assert script(copy).returncode == 0
+    missing = copy.parent / "missing"
+    said = script(missing, copy)
+    assert (said.returncode, "as promised" in said.stdout, str(missing) in said.stderr) == (2, True, True)
+    (copy / "train_00000.npy").unlink()
+    said = script(missing, copy)
+    assert (said.returncode, "FAULT" in said.stdout, "Traceback" in said.stderr) == (1, True, False)
