@@ -18,7 +18,8 @@ from harness.errors import UserError
 from harness.files import fsync_dir, sha256_file, write_json
 from harness.prepare import workplace
 from harness.prepare.seal import storage_section, write_row_shard, write_stream_shard
-from harness.storage.manifest import Manifest, load_manifest, write_manifest
+from harness.storage import open_split
+from harness.storage.manifest import SPLITS, Manifest, load_manifest, write_manifest
 from harness.storage.manifest_schema import StorageInfo
 from harness.storage.one_shard import Place, open_shard, places
 from harness.storage.rows import RowStore
@@ -85,9 +86,10 @@ def _raw(source: Manifest, storage: StorageInfo) -> dict[str, Any]:
 
 
 def _existing(target: Path, source: Manifest, storage: StorageInfo) -> Manifest:
-    there = load_manifest(target)
-    wanted = {"content_sha256": source.content_sha256, "storage": _raw(source, storage)["storage"]}
-    found = {"content_sha256": there.content_sha256, "storage": there.raw["storage"]}
+    there, raw = load_manifest(target), _raw(source, storage)
+    sections = ("format_version", "storage", "tokenizer", "preparation")
+    wanted = {"content_sha256": source.content_sha256} | {key: raw.get(key, "none") for key in sections}
+    found = {"content_sha256": there.content_sha256} | {key: there.raw.get(key, "none") for key in sections}
     differing = [key for key in wanted if wanted[key] is None or wanted[key] != found[key]]
     if differing:
         lines = "\n".join(f"  {key}: there {found[key]}, wanted {wanted[key]}" for key in differing)
@@ -95,6 +97,14 @@ def _existing(target: Path, source: Manifest, storage: StorageInfo) -> Manifest:
             f"{target} already holds another set:\n{lines}\nIt is never replaced unasked: checkpoints "
             "name its digest. Set data.path to another folder, or remove that one yourself"
         )
+    try:
+        for split in SPLITS:
+            open_split(target, split)
+    except UserError as error:
+        raise UserError(
+            f"{target} is the set that was asked for, but it is not whole: {error}. To convert again, remove "
+            "that folder yourself first"
+        ) from error
     return there
 
 

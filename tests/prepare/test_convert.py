@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,19 @@ def test_the_target_is_where_a_run_would_look_for_it(tmp_path: Path) -> None:
     rows = load_manifest(prepared(tmp_path, DataConfig(), LOADERS[1]))
     assert target_directory(rows, HDF5) == tmp_path / "hdf5-rows17"
     assert target_directory(rows, Hdf5DataConfig(path="elsewhere")) == Path("elsewhere")
+
+
+def test_a_set_in_the_targets_place_must_be_whole_and_mean_the_same(tmp_path: Path) -> None:
+    source = prepared(tmp_path, DataConfig(), LOADERS[0])
+    target = quietly(source, tmp_path / "target", HDF5).directory
+    renamed = Path(shutil.copytree(target, tmp_path / "renamed"))
+    raw = json.loads((renamed / "shards.json").read_text())
+    raw["tokenizer"]["vocab_size"] = 300
+    (renamed / "shards.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=r"already holds another set:\n  tokenizer: there .*300.*257"):
+        quietly(source, renamed, HDF5)
+    shard = target / load_manifest(target).splits["train"].shards[1].file
+    shard.unlink()
+    with pytest.raises(UserError, match="not whole") as caught:
+        quietly(source, target, HDF5)
+    assert str(shard) in str(caught.value)
