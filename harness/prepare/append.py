@@ -75,7 +75,7 @@ def _source_files(old: OldSet) -> list[dict[str, Any]]:
         whole = {name for shard in old.shards for name in old.files_of(shard)} <= made["files_sha256"].keys()
         files = [{key: file[key] for key in FILE_KEYS} for file in made["source_files"]]
         whole = whole and ("sharding" not in old.raw["preparation"] or bool(made["sources"]))
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         whole = False
     if not whole:
         raise UserError(
@@ -86,15 +86,17 @@ def _source_files(old: OldSet) -> list[dict[str, Any]]:
 
 
 class _KnownFiles:
-    """The files that a set was made from, by their places and by their names."""
+    """The files that a set was made from, by their places, their names and their states."""
 
     def __init__(self, old: OldSet) -> None:
         self._set = old.folder
         self._by_path: dict[str, dict[str, Any]] = {}
         self._by_name: dict[str, list[dict[str, Any]]] = {}
+        self._by_state: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for recorded in _source_files(old):
             self._by_path[recorded["path"]] = recorded
             self._by_name.setdefault(recorded["name"], []).append(recorded)
+            self._by_state.setdefault((recorded["size"], recorded["mtime_ns"]), []).append(recorded)
 
     def __contains__(self, file: SourceFile) -> bool:
         """Whether the set has this file; `UserError` where it had other text, and where nobody can tell."""
@@ -109,6 +111,9 @@ class _KnownFiles:
         for one, same in found:
             if same is None:
                 raise _changed(file, one, self._set, "may be the same text in another place")
+        for one in self._by_state.get((file.size, file.mtime_ns), []):
+            if not os.path.lexists(one["path"]):
+                raise _changed(file, one, self._set, "may be the same text under another name")
         return False
 
 

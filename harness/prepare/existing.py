@@ -98,6 +98,7 @@ def summary_of(directory: Path, *, already_there: bool, seconds: float = 0.0) ->
         for name, split in manifest.splits.items()
     }
     documents = provenance(directory).get("documents", {})
+    of_texts = "pair_fields" in manifest.preparation  # then no document is cut, but pairs are
     padding = sum(split.cells - split.tokens for split in splits.values())
     if manifest.storage.layout != "rows":  # prompts of pairs are no targets either
         padding = documents.get("padding", 0)
@@ -105,7 +106,8 @@ def summary_of(directory: Path, *, already_there: bool, seconds: float = 0.0) ->
         directory=directory,
         digest=manifest.metadata_sha256,
         splits=splits,
-        truncated_documents=documents.get("truncated", 0),
+        truncated_documents=0 if of_texts else documents.get("truncated", 0),
+        truncated_pairs=documents.get("truncated", 0) if of_texts else 0,
         empty_documents=documents.get("empty", 0),
         skipped_windows=documents.get("skipped_windows", 0),
         padding=padding,

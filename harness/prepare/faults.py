@@ -17,6 +17,14 @@ from harness.prepare.writers import Writer
 # than was meant.
 EARLY_DOCUMENTS = 1000
 EARLY_FEW, EARLY_BYTES = 10, 64 << 20
+_SET_FILES = (
+    "metadata.json",
+    "shards.json",
+    "train_00000.npy",
+    "train_00000.h5",
+    "tokenizer/vocab.bpe",
+    "SET.lock",
+)
 
 
 def check_several_documents(config: PrepareLike, paths: list[str]) -> None:
@@ -30,6 +38,24 @@ def check_several_documents(config: PrepareLike, paths: list[str]) -> None:
             "\"corpus.separator='\\n<|endoftext|>\\n'\"; or split the text into several files, or set "
             "prepare.val_fraction=0"
         )
+
+
+def check_outside_corpus(config: PrepareLike, directory: Path) -> None:
+    """Refuse a set inside of its own corpus: the next time its files would be read as text."""
+    corpus = config.corpus
+    if not isinstance(corpus, TextCorpusConfig):  # the others read files of their own kinds only
+        return
+    if corpus.suffixes and not any(name.endswith(tuple(corpus.suffixes)) for name in _SET_FILES):
+        return
+    for path in [corpus.path] if isinstance(corpus.path, str) else corpus.path:
+        root = Path(path).resolve()
+        inside = directory.is_relative_to(root) and directory.relative_to(root).parts
+        if inside is not False and not any(part.startswith(".") for part in inside):
+            raise UserError(
+                f"{directory} lies in the corpus that it is made from (corpus.path={path}): the next time "
+                "its shards would be read as text. Set data.root= (or data.path=) to a folder outside, or "
+                "keep other files out of the corpus with corpus.suffixes=, as in corpus.suffixes=[.txt]"
+            )
 
 
 def check_hope(job: Job, state: State) -> None:

@@ -23,7 +23,13 @@ from harness.prepare.chunks import PieceChunk
 from harness.prepare.corpora import list_files
 from harness.prepare.documents import join_piece
 from harness.prepare.existing import accept_existing, summary_of
-from harness.prepare.faults import check_hope, check_outcome, check_several_documents, disk_error
+from harness.prepare.faults import (
+    check_hope,
+    check_outcome,
+    check_outside_corpus,
+    check_several_documents,
+    disk_error,
+)
 from harness.prepare.job import Job, PrepareLike, Report
 from harness.prepare.pool import encode_all
 from harness.prepare.records import recorded_counts, write_records
@@ -55,6 +61,7 @@ def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
 
 
 def _job(config: PrepareLike, directory: Path, report: Report) -> Job:
+    check_outside_corpus(config, directory)
     files = list_files(config.corpus)
     check_several_documents(config, [file.path for file in files])
     job = Job(config, directory, files, report)

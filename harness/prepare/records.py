@@ -47,12 +47,15 @@ def recorded_corpus_path(set_directory: Path | str) -> str | list[str] | None:
 
 
 def recorded_counts(old: OldSet) -> Counts:
-    """What was counted when a set was made. Raises `KeyError` or `TypeError` where that is not recorded."""
+    """What was counted when a set was made. Raises `KeyError`, `TypeError` or `ValueError` where that is not
+    recorded."""
     found = dict(old.provenance["documents"])
     found["places"] = list(found.pop("bad_places"))
     if "documents" not in found:  # a stream, made before this was recorded
         found["documents"] = sum(split["documents"] for split in old.raw["splits"].values())
-    return Counts(**found, chain=old.raw["preparation"]["corpus_sha256"])
+    chain = old.raw["preparation"]["corpus_sha256"]
+    bytes.fromhex(chain)
+    return Counts(**found, chain=chain)
 
 
 def write_records(

@@ -46,6 +46,7 @@ class Summary:
     digest: str
     splits: dict[str, SplitSummary]
     truncated_documents: int
+    truncated_pairs: int
     empty_documents: int
     skipped_windows: int
     padding: int
@@ -97,6 +98,12 @@ class Summary:
         lines += self._share_lines()
         if self.truncated_documents:
             lines.append(f"  {self.truncated_documents:,} documents cut at prepare.max_document_tokens")
+        if self.truncated_pairs:
+            width = next(iter(self.splits.values())).row_width
+            lines.append(
+                f"  {self.truncated_pairs:,} pairs cut to the {width:,} columns of a row: the prompt's start "
+                "is lost first (a larger loader.seq_len keeps more)"
+            )
         if self.empty_documents:
             lines.append(f"  {self.empty_documents:,} empty documents (a boundary and nothing else)")
         if self.skipped_windows:

@@ -26,7 +26,7 @@ GPT2_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
-_SET_FILES: dict[str, list[str]] = {
+SET_FILES: dict[str, list[str]] = {
     "byte": [],
     "gpt2": sorted(GPT2_SHA256),
     "hf": ["tokenizer.json"],
@@ -140,11 +140,11 @@ def tokenizer_files(set_directory: Path | str, section: Mapping[str, Any]) -> di
     Raises `UserError` where one is missing or they are not the ones the shards were written with.
     """
     name, folder = section["name"], Path(set_directory) / "tokenizer"
-    if name not in _SET_FILES:
+    if name not in SET_FILES:
         raise UserError(
-            f"{set_directory} was written with tokenizer {name!r}: known are {', '.join(_SET_FILES)}"
+            f"{set_directory} was written with tokenizer {name!r}: known are {', '.join(SET_FILES)}"
         )
-    files = {file: _read(folder / file, None) for file in _SET_FILES[name]}
+    files = {file: _read(folder / file, None) for file in SET_FILES[name]}
     found, expected = files_sha256(files), section.get("sha256")
     if expected is not None and found != expected:
         raise UserError(

@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.errors import UserError
 from harness.files import fsync_dir, write_json
+from harness.prepare.provenance import well_formed
 from harness.storage.manifest import FORMATS, load_manifest
 
 JOURNAL = "journal.json"
@@ -49,6 +50,11 @@ def settled(directory: Path) -> bool:
 @contextmanager
 def locked(directory: Path, report: Callable[[str], object]) -> Iterator[None]:
     """Hold the set's lock; a second process waits here, and says so once."""
+    if not directory.name:
+        raise UserError(
+            f"{directory} is the root of the file system, and a set is a folder that is swapped as a whole: "
+            "set data.path to a folder below it"
+        )
     directory.parent.mkdir(parents=True, exist_ok=True)
     with open(beside(directory, "lock"), "a") as file:
         try:
@@ -96,10 +102,9 @@ def finished(folder: Path, identity: str) -> bool:
 def provenance(folder: Path) -> dict[str, Any]:
     """The facts of the making; an absent or damaged file is no fault, it is not part of the identity."""
     try:
-        value = json.loads((folder / PROVENANCE).read_text())
-    except (OSError, ValueError):
+        return well_formed(json.loads((folder / PROVENANCE).read_text()))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def remove_temporaries(building: Path) -> None:
@@ -168,20 +173,31 @@ def check_replaceable(directory: Path) -> None:
             f"{directory} exists and is not a prepared set, so nothing there is touched. Set data.path (or "
             "data.root) to another folder, or remove this one yourself"
         )
-    known = {path.name, PROVENANCE, VERIFIED, TOKENIZER_FOLDER}
+    known = {path.name, PROVENANCE, VERIFIED, TOKENIZER_FOLDER, *_tokenizer_files()}
     try:
         manifest = load_manifest(directory)
         shards = [shard for split in manifest.splits.values() for shard in split.shards]
         known |= {file for shard in shards for file in (shard.file, shard.mask_file) if file}
     except UserError:  # a damaged set: its shards are known by their names
         known |= {entry.name for entry in directory.iterdir() if _SHARD.fullmatch(entry.name)}
-    foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in known)
+    names = {entry.name for entry in directory.iterdir()}
+    for name in names & known:  # a folder may stand in a file's place, and people keep notes anywhere
+        entries = (directory / name).rglob("*")
+        files = {path.relative_to(directory).as_posix() for path in entries if not path.is_dir()}
+        names = names | files
+    foreign = sorted(names - known)
     if foreign:
         raise UserError(
             f"{directory} holds files that are not part of the set: {', '.join(foreign[:5])}"
             f"{', ...' if len(foreign) > 5 else ''}. Putting another set in its place would delete them: "
             "move them away, or set data.path to another folder"
         )
+
+
+def _tokenizer_files() -> set[str]:
+    from harness.prepare.tokenizers import SET_FILES
+
+    return {f"{TOKENIZER_FOLDER}/{file}" for files in SET_FILES.values() for file in files}
 
 
 def _rename(source: Path, target: Path) -> None:

@@ -280,3 +280,61 @@ def test_a_set_made_before_shards_were_recorded_by_source_grows_too(tmp_path: Pa
     second, _ = made(tmp_path / "set", text(folder), append=True)
     assert second.documents == first.documents + 1
     assert json.loads(path.read_text())["documents"]["documents"] == 41
+
+
+@pytest.mark.parametrize("sharding", ["tokens", "source"])
+def test_a_renamed_file_is_not_added_again_unasked(tmp_path: Path, sharding: str) -> None:
+    corpus = text(write_texts(tmp_path / "corpus", texts(20)))
+    made(tmp_path / "set", corpus, sharding=sharding)
+    before = snapshot(tmp_path / "set")
+    (tmp_path / "corpus" / "0007.txt").rename(tmp_path / "corpus" / "renamed.txt")
+    said = refusal(tmp_path / "set", corpus, **SETTINGS, sharding=sharding, append=True)
+    assert "renamed.txt" in said
+    assert "0007.txt" in said
+    assert "may be the same text under another name" in said
+    assert snapshot(tmp_path / "set") == before
+
+
+def test_a_damaged_record_of_the_making_is_one_that_is_not_there(tmp_path: Path) -> None:
+    corpus = text(write_texts(tmp_path / "corpus", texts(20)))
+    made(tmp_path / "set", corpus, sharding="source")
+    write_texts(tmp_path / "corpus" / "new", texts(2, seed=9))
+    whole = json.loads((tmp_path / "set" / "provenance.json").read_text())
+    for keys, wrong in DAMAGED_RECORDS:
+        record = json.loads(json.dumps(whole))
+        place = record
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = wrong
+        copy = shutil.copytree(tmp_path / "set", tmp_path / "copy")
+        (copy / "provenance.json").write_text(json.dumps(record))
+        settings = SETTINGS | {"sharding": "source"}
+        if keys[0] not in ("versions", "corpus_path"):  # which growing does without
+            said = refusal(copy, corpus, **settings, append=True)
+            assert "does not say from which files the set was made" in said
+        prepare(config_of(copy, corpus, **settings, overwrite=True), report=lambda line: None)
+        assert verify_set(copy).ok
+        again, _ = made(copy, corpus, sharding="source")
+        assert again.documents == 22
+        shutil.rmtree(copy)
+
+
+DAMAGED_RECORDS: list[tuple[tuple[str | int, ...], Any]] = [
+    (("documents",), []),
+    (("documents", "empty"), None),
+    (("documents", "bad_places"), 1),
+    (("files_sha256",), [1]),
+    (("files_sha256", "train_00000.npy"), 5),
+    (("source_files", 0, "path"), None),
+    (("source_files", 0, "size"), {}),
+    (("source_files", 0), "x"),
+    (("sources",), {"a": 1}),
+    (("sources", 0, "counts"), {}),
+    (("sources", 0, "counts", "chain"), "x"),
+    (("sources", 0, "counts", "padding"), "1"),
+    (("sources", 0, "splits"), {}),
+    (("sources", 0, "splits", "train"), []),
+    (("sources", 0, "splits", "val", "bytes"), None),
+    (("corpus_path",), 1),
+    (("versions",), []),
+]

@@ -74,9 +74,9 @@ def test_order_does_not_depend_on_where_the_corpus_lies(tmp_path: Path) -> None:
             path = tmp_path / root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"text of {name}")
-        prepared(tmp_path / root / "set-x", text(tmp_path / root), val_fraction=0)
-    assert snapshot(tmp_path / "x" / "set-x") == snapshot(tmp_path / "another" / "place" / "set-x")
-    found = documents_of(tmp_path / "x" / "set-x", "train")
+        prepared(tmp_path / "sets" / root, text(tmp_path / root), val_fraction=0)
+    assert snapshot(tmp_path / "sets" / "x") == snapshot(tmp_path / "sets" / "another" / "place")
+    found = documents_of(tmp_path / "sets" / "x", "train")
     assert found == ["text of a.txt", "text of a/10.txt", "text of b/2.txt"]
 
 

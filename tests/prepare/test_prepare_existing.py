@@ -26,8 +26,10 @@ from tests.helpers_prepare import (
     refusal,
     snapshot,
     start_child,
+    text,
     texts,
     write_jsonl,
+    write_texts,
 )
 
 
@@ -236,3 +238,33 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     message = refusal(tmp_path / "file" / "set", jsonl(source))
     assert str(tmp_path / "file") in message
+
+
+@pytest.mark.parametrize("place", ["tokenizer/notes.txt", "provenance.json/notes.txt"])
+def test_a_file_anywhere_in_a_set_is_not_lost_when_the_set_is_replaced(tmp_path: Path, place: str) -> None:
+    corpus = text(write_texts(tmp_path / "corpus", texts(20)))
+    prepared(tmp_path / "set", corpus)
+    notes = tmp_path / "set" / place
+    if notes.parent.is_file():
+        notes.parent.unlink()
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    said = refusal(tmp_path / "set", corpus, overwrite=True, val_fraction=0.4)
+    assert place in said
+    assert notes.read_text() == "mine"
+
+
+def test_a_set_inside_its_own_corpus_is_refused(tmp_path: Path) -> None:
+    write_texts(tmp_path, texts(20))
+    said = refusal(tmp_path / "data" / "set", text(tmp_path))
+    assert "lies in the corpus that it is made from" in said
+    assert not (tmp_path / "data").exists()
+    for corpus in (text(tmp_path, [".txt"]), jsonl(write_jsonl(tmp_path / "a.jsonl", texts(20)).parent)):
+        directory = tmp_path / "data" / corpus.name
+        first = prepared(directory, corpus)
+        assert prepared(directory, corpus).digest == first.digest
+
+
+def test_the_root_of_the_file_system_is_no_place_for_a_set(tmp_path: Path) -> None:
+    corpus = jsonl(write_jsonl(tmp_path / "a.jsonl", texts(20)))
+    assert "is the root of the file system" in refusal(Path("/"), corpus)

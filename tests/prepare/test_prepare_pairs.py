@@ -30,7 +30,7 @@ from harness.prepare.pairs import PairPart, text_pairs, window_pairs
 from harness.prepare.pool import encode_all
 from harness.prepare.tokenizers import ByteTokenizer
 from harness.storage import PairStore, open_split
-from tests.helpers_prepare import jsonl, small_chunks, text, texts, write_jsonl, write_texts
+from tests.helpers_prepare import jsonl, prepared, small_chunks, text, texts, write_jsonl, write_texts
 
 FIELDS = ("prompt", "chosen", "rejected")
 U2 = np.dtype("<u2")
@@ -356,3 +356,12 @@ def test_windows_of_a_giant_document_are_skipped_and_counted(
     assert [result.documents for result in every] == [0, 0, 0, 1]
     assert [result.pairs["train"].pairs for result in every] == [0] * 4
     assert [result.pairs["train"].skipped for result in every] == [10] * 4
+
+
+def test_pairs_that_do_not_fit_are_said_to_be_cut_to_the_row(tmp_path: Path) -> None:
+    lines = [{"prompt": f"prompt {i} " * 5, "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(20)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = prepared(tmp_path / "set", jsonl(tmp_path / "a.jsonl"), kind="npy-pairs")
+    assert (summary.truncated_pairs, summary.truncated_documents) == (20, 0)
+    assert "20 pairs cut to the 17 columns of a row" in str(summary)
+    assert "max_document_tokens" not in str(summary)
