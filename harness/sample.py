@@ -92,10 +92,13 @@ def _main() -> None:
     from harness.finished import load
     from harness.prepare import load_tokenizer
     from harness.storage.manifest import load_manifest
+    from harness.weights import check_tokenizer
 
     finished = load(path, select_device(options.device))
     directory = Path(options.set).absolute() if options.set else finished.set_directory
-    tokenizer = load_tokenizer(directory, load_manifest(directory))
+    manifest = load_manifest(directory)
+    check_tokenizer(finished.checkpoint, manifest)
+    tokenizer = load_tokenizer(directory, manifest)
     print(
         sample_text(
             finished.model, tokenizer, options.prompt, options.tokens,

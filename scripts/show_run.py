@@ -34,10 +34,13 @@ def main() -> None:
     from harness.prepare import load_tokenizer
     from harness.sample import sample_text
     from harness.storage.manifest import load_manifest
+    from harness.weights import check_tokenizer
 
     finished = load(path, torch.device("cpu"))
     directory, trained = finished.set_directory, finished.checkpoint.trainer
-    tokenizer = load_tokenizer(directory, load_manifest(directory))
+    manifest = load_manifest(directory)
+    check_tokenizer(finished.checkpoint, manifest)
+    tokenizer = load_tokenizer(directory, manifest)
     text = sample_text(
         finished.model,
         tokenizer,

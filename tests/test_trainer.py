@@ -165,6 +165,17 @@ def test_a_run_stopped_before_its_first_evaluation_can_be_shown(data: Path, tmp_
     assert "no validation loss yet" in shown.stdout
 
 
+@pytest.mark.parametrize("name", ["sample", "show_run"])
+def test_text_is_not_decoded_with_another_tokenizer_than_the_models(tmp_path: Path, name: str) -> None:
+    data = write_text_set(tmp_path / "set")
+    run(tiny_config(data, trainer__max_steps=1), tmp_path / "run")
+    write_text_set(data, tokenizer={"name": "bpe", "vocab_size": 300})  # in its place, another set
+    words = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), str(tmp_path / "run"), "tokens=1"]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert shown.returncode == 2, shown.stderr
+    assert "its ids would mean other text" in shown.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_saves_and_stops_and_the_run_goes_on_exactly(
     data: Path, tmp_path: Path, number: signal.Signals
