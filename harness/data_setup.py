@@ -12,6 +12,7 @@ from harness.config import PrepareScriptConfig, TrainConfig, get, layout, set_di
 from harness.config_groups import PrepareConfig
 from harness.errors import UserError
 from harness.storage import PairStore, Store, TokenStore, open_split
+from harness.storage.manifest import load_manifest
 from harness.storage.verify import ensure_verified
 
 if TYPE_CHECKING:
@@ -49,12 +50,20 @@ def open_data(config: TrainConfig, report: Callable[[str], None]) -> Data:
     Raises `UserError` where the set is missing, damaged, or not what the configuration says it is.
     """
     directory = set_directory(config)
+    if config.evaluation.set is not None:
+        load_manifest(config.evaluation.set)  # before anything is prepared
     if not directory.exists():
         _prepare_or_refuse(config, directory, report)
     again = prepare_command(config, "prepare.overwrite=true")
     train = open_split(directory, "train", mmap=config.data.mmap, prepare_command=again)
     _check_digest(config, train)
     _check_preparation(config, train)
+    if train.total_tokens == 0 and not isinstance(train, TokenStore):
+        raise UserError(
+            f"{train.manifest.path}: the masks of train leave 0 of its {train.total_rows} rows' tokens as "
+            "targets, so there is nothing to learn from. Prepare rows that hold text: "
+            + prepare_command(config, "prepare.overwrite=true")
+        )
     validation = _open_validation(config, train)
     # By place and not by digest: a copy of a set has files of its own.
     for manifest in {store.manifest.path: store.manifest for store in (train, validation)}.values():

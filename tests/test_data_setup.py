@@ -26,6 +26,7 @@ from harness.config_groups import (
 from harness.errors import UserError
 from harness.prepare import prepare
 from tests.helpers_runs import run, tiny_config, write_pair_set, write_row_set, write_text_set
+from tests.helpers_sets import random_rows, write_rows
 
 
 def write_texts(folder: Path, word: str) -> Path:
@@ -242,3 +243,21 @@ def test_the_command_for_another_set_names_each_key_once_and_every_file_it_needs
         run(tiny_config(data, corpus=JsonlCorpusConfig()), tmp_path / "run")
     command = str(error.value).splitlines()[-1]
     assert command.endswith("corpus=jsonl tokenizer=byte corpus.path=PATH data.path=ANOTHER_FOLDER")
+
+
+def test_a_missing_set_for_validation_is_said_before_anything_is_prepared(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, evaluation__set=str(tmp_path / "none"))
+    config.data.path, config.data.root = None, str(tmp_path / "data")
+    with pytest.raises(UserError, match="none does not exist"):
+        run(config, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_without_any_target_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    rows, mask = random_rows(20, 17, seed=0)
+    empty = (rows, np.zeros_like(mask))
+    path = write_rows(tmp_path / "set", {"train": [empty], "val": [(rows, mask)]})
+    config = tiny_config(path, loader=PaddedRowsConfig(seq_len=16, batch_size=4))
+    config.corpus.name = "test"
+    with pytest.raises(UserError, match="0 of its 20 rows' tokens as targets"):
+        run(config, tmp_path / "run")
