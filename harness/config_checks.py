@@ -122,7 +122,7 @@ def _set_problems(config: TrainConfig | PrepareScriptConfig) -> list[str]:
     problems = []
     loader, pair_fields = config.loader, get(config, "corpus.pair_fields")
     width = row_width(loader)
-    if width is not None and width < loader.seq_len + 1:
+    if isinstance(config, TrainConfig) and width is not None and width < loader.seq_len + 1:
         problems.append(
             f"loader.row_width={width} is too narrow for loader.seq_len={loader.seq_len}: a row holds a "
             f"sequence and the last target. Use loader.row_width={loader.seq_len + 1}, or null"

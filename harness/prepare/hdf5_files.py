@@ -196,6 +196,8 @@ def refuse_existing(path: Path) -> None:
             f"{path} exists, and a shard is never written over: it may be in use. If nothing writes or reads "
             "it (a killed writer leaves a .growing file), remove it first; or write to another name"
         )
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}. Make it first")
 
 
 def _tokens(

@@ -14,7 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.config import set_directory
+from harness.config import PrepareScriptConfig, set_directory
+from harness.config_checks import validate
 from harness.config_groups import BpeTokenizerConfig
 from harness.errors import UserError
 from harness.prepare import workplace
@@ -45,10 +46,12 @@ _SOURCES_A_JOURNAL = 1000  # a journal names every source file that has ended, s
 def prepare(config: PrepareLike, *, report: Report = print) -> Summary:
     """Prepare the set at `set_directory(config)` and return what lies there.
 
-    An equal set that is there already is left alone. Raises `UserError` where another set or
-    anything else is in the way, the corpus is missing or empty, too many documents are bad, or the
-    disk is full; whatever was under the set's name before stays.
+    An equal set that is there already is left alone. Raises `UserError` where a setting is out of its
+    range, another set or anything else is in the way, the corpus is missing or empty, too many documents
+    are bad, or the disk is full; whatever was under the set's name before stays.
     """
+    if isinstance(config, PrepareScriptConfig):
+        validate(config)
     directory = Path(os.path.realpath(set_directory(config)))
     try:
         return _prepare(_job(config, directory, report))

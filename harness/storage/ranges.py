@@ -46,6 +46,8 @@ def read_ranges(source: _Array | RangeSource, destination: _Array, ranges: Seque
     way any more; the error is that of the first failed slice in `ranges`, and the others are still copied.
     """
     _check_rows(source, destination)
+    if not isinstance(ranges, Sequence):
+        raise UserError(f"ranges must be a list of slices, not {ranges!r}; give [slice(start, stop), ...]")
     spans = [_checked_span(item, len(destination)) for item in ranges]
     filled = sorted(span for span in spans if span[0] < span[1])
     for before, after in pairwise(filled):
@@ -170,6 +172,8 @@ def _check_rows(source: _Array | RangeSource, destination: _Array) -> None:
     if not isinstance(destination, np.ndarray) or destination.ndim != 1:
         raise UserError(f"the destination must be an array of one dimension, not {_shown(destination)}")
     if isinstance(source, np.ndarray) and source.ndim != 1:
+        raise UserError(f"the source must be an array of one dimension, not {_shown(source)}")
+    if not all(hasattr(source, name) for name in ("dtype", "__len__")):
         raise UserError(f"the source must be an array of one dimension, not {_shown(source)}")
     if source.dtype != destination.dtype:
         raise UserError(

@@ -202,3 +202,8 @@ def test_rows_and_mask_hold_what_was_given(tmp_path: Path, shape: tuple[int, int
             assert file[name].attrs["sha256"] == sha256.encode()
             assert file[name].attrs["row_count"] == len(rows)
             assert file[name].compression == (None if compression == "none" or not len(rows) else compression)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no folder .*missing"):
+        HDF5ShardWriter(tmp_path / "missing" / "train_00000.h5")

@@ -81,6 +81,8 @@ REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
     ),
     "source of two": (SOURCE.reshape(2, 5), np.zeros(2, np.uint16), [], "source must be .* one dimension"),
     "a list": (SOURCE, [0] * 10, [], "one dimension, not list"),
+    "a list as source": ([0] * 10, np.zeros(10, np.uint16), [], "source must be .* not list"),
+    "no list of ranges": (SOURCE, np.zeros(10, np.uint16), None, "ranges must be a list of slices, not None"),
     "read-only": (SOURCE, _read_only(10), [], "must be contiguous and writable"),
     "every second element": (SOURCE, np.zeros(20, np.uint16)[::2], [], "must be contiguous and writable"),
     "backwards": (SOURCE, np.zeros(10, np.uint16)[::-1], [], "must be contiguous and writable"),
