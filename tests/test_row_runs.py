@@ -63,13 +63,13 @@ def test_both_storages_train_alike(tmp_path: Path) -> None:
 
 def test_batches_of_padding_change_nothing_and_are_said_once(tmp_path: Path) -> None:
     data = write_rows(
-        tmp_path / "set", {"train": [padding(40)], "val": [random_rows(20, 17, seed=1)]},
+        tmp_path / "set",
+        {"train": [padding(40), random_rows(1, 17, seed=2)], "val": [random_rows(20, 17, seed=1)]},
         preparation={"corpus": "stdlib"},
-    )  # fmt: skip
-    run(
-        row_config(data, trainer__max_steps=6, evaluation__interval=1, checkpoint__interval=1),
-        tmp_path / "run",
-    )
+    )  # the one row with text comes after the first six batches
+    config = row_config(data, trainer__max_steps=6, evaluation__interval=1, checkpoint__interval=1)
+    config.loader.seed = 3
+    run(config, tmp_path / "run")
     logged = train_rows(tmp_path / "run")
     assert [(row["loss"], row["grad_norm"]) for row in logged] == [(0.0, 0.0)] * 6
     assert len({row["val_loss"] for row in rows(tmp_path / "run") if "val_loss" in row}) == 1

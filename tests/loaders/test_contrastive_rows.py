@@ -110,7 +110,7 @@ def test_what_wider_rows_lose_and_the_end_drops_is_counted_on_both_sides(tmp_pat
 def test_rows_narrow_on_both_sides_and_too_few_pairs_are_refused(tmp_path: Path) -> None:
     store = _store(tmp_path, 4, 3)
     with pytest.raises(
-        UserError, match=r"needs rows of 5 columns.*has rows of 4\..*contrastive_rows loader.row_w"
+        UserError, match=r"needs rows of 5 columns.*has rows of 4\..*contrastive_rows loader.seq_len=4"
     ):
         ContrastivePaddedDataset(store, 2, 4)
     with pytest.raises(UserError, match=r"loader.batch_size=15 needs 15 pairs, but train has 14"):
