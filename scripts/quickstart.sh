@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 source scripts/setup.sh
 ensure_venv ""
 
+export WANDB_MODE="${WANDB_MODE:-offline}" # a key that is there is not used unasked
 name="quickstart-$(date +%Y%m%d-%H%M%S)"
 .venv/bin/python train.py experiment=quickstart "run.name=$name" "$@"
 .venv/bin/python scripts/show_run.py "runs/$name"

@@ -54,10 +54,11 @@ def main() -> None:
     print(text)
     print("-" * 70)
     _compare(finished)
+    data, loader = (f"{group}={getattr(finished.config, group).name}" for group in ("data", "loader"))
     step, run = trained["step"], shown(finished.checkpoint.run_dir)
     print(f"\nthe run lies in       {run}  (step {step}, {trained['elapsed_s']:.0f} s)")
     print(f"go on with it         {command('train', f'resume={run}', f'trainer.max_steps={2 * step}')}")
-    print(f"train a larger model  {command('train', 'data=npy', 'loader=sequential', 'model=micro')}")
+    print(f"train a larger model  {command('train', data, loader, 'model=micro')}")
     print(f"more text from it     {command('sample', str(run), 'prompt=import ')}")
 
 
