@@ -239,7 +239,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_shard_is_refused_with_file_and_both_values(tmp_path: Path, name: str) -> None:
+def test_a_damaged_shard_is_refused_with_file_and_both_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where HDF5 writes what lies in another file
     damage, expected = DAMAGES[name]
     path = _set(tmp_path)
     damage(path)
