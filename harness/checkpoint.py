@@ -53,6 +53,8 @@ _OPTIONAL_TRAINER_KEYS: dict[str, tuple[type, ...]] = {
     "init_from": (dict, type(None)),
     "reference_sha256": (str, type(None)),
     "data_changes": (list,),
+    "lineage": (list,),
+    "data_chain": (str, type(None)),
 }
 _STEP = re.compile(r"step-(\d{8,})")
 

@@ -38,6 +38,10 @@ class TrainerConfig:
     grad_clip: float = 1.0
     log_interval: int = 10
     log_batch_hash: bool = False
+    data_chain: bool = True
+    on_nonfinite: str = "stop"
+    spike_zscore: Optional[float] = 8.0  # noqa: UP045
+    max_minutes: Optional[float] = None  # noqa: UP045
     dpo_beta: float = 0.1
 
 
@@ -53,9 +57,18 @@ class EvaluationConfig:
 
 @dataclass
 class CheckpointConfig:
-    """Checkpoints every `interval` steps and at the end."""
+    """Checkpoints every `interval` steps, every `minutes`, and at the end; which of them stay.
+
+    The last `keep_last` stay (null: all), those of steps that are multiples of `keep_every`, and the best.
+    """
 
     interval: int = 250
+    minutes: Optional[float] = None  # noqa: UP045
+    keep_last: Optional[int] = 3  # noqa: UP045
+    keep_every: Optional[int] = None  # noqa: UP045
+    keep_best: bool = True
+    background: bool = True
+    max_failures: int = 3
 
 
 @dataclass

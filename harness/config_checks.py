@@ -45,11 +45,17 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "trainer.micro_batch_size": (1, 2**24, "sequences a device takes at once"),
     "trainer.grad_clip": (0.0, math.inf, "a gradient norm, 0 for none"),
     "trainer.log_interval": (1, math.inf, "steps"),
+    "trainer.spike_zscore": (1.0, 1e9, "robust standard deviations above the median loss"),
+    "trainer.max_minutes": (0.01, math.inf, "minutes of one process"),
     "trainer.dpo_beta": (0.0, 1e3, "a weight of the DPO loss"),
     "evaluation.interval": (1, math.inf, "steps"),
     "evaluation.tokens": (1, math.inf, "target tokens"),
     "evaluation.sample_tokens": (0, 100_000, "tokens of sampled text, 0 for none"),
     "checkpoint.interval": (1, math.inf, "steps"),
+    "checkpoint.minutes": (0.01, math.inf, "minutes between checkpoints"),
+    "checkpoint.keep_last": (1, math.inf, "checkpoints"),
+    "checkpoint.keep_every": (1, math.inf, "steps"),
+    "checkpoint.max_failures": (1, math.inf, "failed saves in a row"),
     "seed": (0, 2**63 - 1, "a seed"),
 }
 
@@ -61,6 +67,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "loader.epoch_seed": ("mixed", "additive"),
     "loader.mask_boundary": ("none", "target", "after"),
     "tracker.mode": ("auto", "online", "offline"),
+    "trainer.on_nonfinite": ("stop", "skip"),
     "precision": ("auto", "bf16", "float32"),
     "compile": ("auto", True, False),
 }

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from harness import admission, growth, resume, run_dir, weights
-from harness.build import Learner, assemble, build_learner, keep_origin, parent_of, progress_of
+from harness import admission, growth, lineage, resume, run_dir, weights
+from harness.build import Learner, assemble, build_learner
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
 from harness.config import TrainConfig, layout, set_directory, total_steps
@@ -26,12 +26,13 @@ from harness.config_record import to_dict
 from harness.data_setup import Data, open_data
 from harness.device import select_device
 from harness.errors import EXIT_AT_ONCE, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
+from harness.identity import identity_of, keep_origin, lineage_of, parent_of, progress_of
 from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
 from harness.preemption import StopRequest
 from harness.tracking import Tracker, open_tracker
-from harness.tracking.jsonl import cut_after
-from harness.trainer import Run, train
+from harness.tracking.jsonl import cut_after, has_evaluation
+from harness.trainer import Run, evaluation_is_due, train
 
 log = logging.getLogger("harness")
 
@@ -63,6 +64,13 @@ class _Plan:
     def goes_on(self) -> bool:
         return self.saved is not None and self.saved.run_dir == self.path
 
+    @property
+    def unevaluated(self) -> bool:
+        """Whether the run was stopped before the evaluation of the step that it goes on from."""
+        if self.saved is None or not self.goes_on or not evaluation_is_due(self.config, self.saved.step):
+            return False
+        return not has_evaluation(self.path / "metrics.jsonl", self.saved.step)
+
 
 def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = None) -> Outcome:
     """Run `config` in the directory `path`; `composed` are the files for `.hydra/`, by name.
@@ -90,7 +98,8 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
             saved, grown = _check_resumed(config, saved, data, loader)
             changes = grown + changes
         plan = _Plan(config, path, saved, initial, data, loader, device, changes)
-        if saved is not None and plan.goes_on and saved.step >= total_steps(config):
+        finished = saved is not None and plan.goes_on and saved.step >= total_steps(config)
+        if saved is not None and finished and not plan.unevaluated:
             log.info(
                 "already complete at step %d, the budget is %d: %s. For more: trainer.max_steps=N",
                 saved.step, total_steps(config), shown(path),
@@ -126,9 +135,12 @@ def record(config: TrainConfig) -> dict[str, Any]:
 def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: StopRequest) -> Outcome:
     path, saved, manifest = plan.path, plan.saved, plan.data.train.manifest
     step = progress_of(saved).step
+    identity = identity_of(path, plan.data, saved)
+    segments = lineage_of(plan.config, path, plan.data, saved, plan.loader.state_dict(), identity["run_id"])
     before = run_dir.read_status(path) if plan.goes_on else {}
     cut_after(path / "metrics.jsonl", step)
     run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step)
+    lineage.write(path, segments)
     status = run_dir.Status(
         path / "status.json", step=step, wandb_id=before.get("wandb_id"), parent=parent_of(path, saved)
     )
@@ -136,15 +148,16 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
     with run_dir.log_file(path), _recorded(status) as ending, _tracker(plan, status, ending) as tracker:
         for line in plan.changes:
             log.info("%s", line)
-        origin = keep_origin(path, learner, saved, plan.initial)
+        identity |= keep_origin(path, learner, saved, plan.initial)
+        identity["lineage"] = lineage.to_record(segments)
         run = assemble(
             plan.config, path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
-            saved=saved, status=status, tracker=tracker, origin=origin,
+            saved=saved, status=status, tracker=tracker, identity=identity, unevaluated=plan.unevaluated,
         )  # fmt: skip
         _describe(run, plan)
         if learner.rng is not None:  # last, so that nothing between here and the first step draws a number
             resume.restore_rng(learner.rng)
-        with contextlib.closing(run.log.metrics):
+        with contextlib.closing(run.log.metrics), contextlib.closing(run.saver):
             finished = train(run, stop)
         ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED
         _say_goodbye(run, stop.name)

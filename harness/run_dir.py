@@ -3,6 +3,7 @@
 config.yaml        the resolved configuration          .hydra/             as composed, with overrides.yaml
 environment.json   every start of the run: code, packages, hardware, threads
 manifest.json      a copy of the data's manifest       train.log
+lineage.json       which data and which order each stretch of steps came from (lineage.py)
 manifest-*.json    copies of the manifests before shards were added, each named by its digest
 reference.safetensors  the frozen starting weights of a run that is trained on preferences
 status.json        state, phase, step, pid, ... : what a scheduler or a person asks first

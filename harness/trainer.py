@@ -7,7 +7,6 @@ before clipping and the cursor after it. The host waits for the device at logged
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import math
 import time
@@ -19,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from harness import checkpoint, resume
-from harness.commands import shown
+from harness import resume
 from harness.config import TrainConfig, total_steps
 from harness.config_record import to_dict
+from harness.data_chain import batch_sha256
 from harness.evaluation import Evaluation, evaluate
 from harness.objectives import Objective, target_counts
 from harness.optim import lr_at
@@ -31,10 +30,12 @@ from harness.step_log import StepLog
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from harness.data_chain import DataChain
     from harness.loaders import Batch, Loader
     from harness.model import GPT
     from harness.preemption import StopRequest
     from harness.run_dir import Status
+    from harness.saving import Saver
     from harness.storage import Store
 
 log = logging.getLogger("harness")
@@ -58,7 +59,11 @@ class Progress:
 
 @dataclass
 class Run:
-    """Everything the loop needs, built by `launch`. `judge` is the objective of evaluations."""
+    """Everything the loop needs, built by `launch`.
+
+    `judge` is the objective of evaluations; `unevaluated`: the evaluation of the step to go on from is due
+    and was not made before the run stopped; `chain` is None where none is kept.
+    """
 
     config: TrainConfig
     path: Path
@@ -74,8 +79,11 @@ class Run:
     cursor: dict[str, Any]
     identity: dict[str, Any]
     log: StepLog
+    saver: Saver
+    chain: DataChain | None
     status: Status
     sample: Callable[[int], str | None]
+    unevaluated: bool = False
 
 
 def train(run: Run, stop: StopRequest) -> bool:
@@ -86,6 +94,8 @@ def train(run: Run, stop: StopRequest) -> bool:
     micro = config.trainer.micro_batch_size or config.loader.batch_size
     run.status.update(phase="train", step=progress.step)
     run.log.begin(progress.step, budget, progress.elapsed_s)
+    if run.unevaluated:
+        run_evaluation(run)
     while progress.step < budget and stop.name is None:
         batch, waited = next_batch(run)
         lr = lr_at(progress.step + 1, config.optimizer.lr, config.schedule, schedule_steps)
@@ -93,22 +103,28 @@ def train(run: Run, stop: StopRequest) -> bool:
         progress.step += 1
         progress.tokens += config.loader.batch_size * config.loader.seq_len
         run.cursor = batch.cursor
+        if run.chain is not None:
+            run.chain.add(batch)
         last = progress.step == budget
         run.log.waited(waited)
         if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
             row: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
-            row |= {"lr": lr, "grad_norm": grad_norm.item()}
-            if config.trainer.log_batch_hash:
-                row["batch_sha256"] = batch_sha256(batch)
+            row |= {"lr": lr, "grad_norm": grad_norm.item(), **data_hashes(run, batch)}
             run.log.step(progress, run.cursor["position"], row)
-        if last or progress.step % config.evaluation.interval == 0:
+        if evaluation_is_due(config, progress.step):
             with saved_on_failure(run):
                 run_evaluation(run)
-        if last or progress.step % config.checkpoint.interval == 0:
+        if last or run.saver.due(progress.step):
             save(run)
     if stop.name is not None:
         save(run)
+    run.saver.finish()
     return progress.step >= budget
+
+
+def evaluation_is_due(config: TrainConfig, step: int) -> bool:
+    """Whether step `step`, just done, is to be evaluated: every so many, and the last one."""
+    return step == total_steps(config) or step % config.evaluation.interval == 0
 
 
 def next_batch(run: Run) -> tuple[Batch, float]:
@@ -154,12 +170,10 @@ def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[dict[str,
     return totals, grad_norm
 
 
-def batch_sha256(batch: Batch) -> str:
-    """SHA-256 over the inputs' and then the targets' int64 little-endian bytes."""
-    digest = hashlib.sha256()
-    for tensor in (batch.inputs, batch.targets):
-        digest.update(tensor.contiguous().numpy().astype("<i8", copy=False).tobytes())
-    return digest.hexdigest()
+def data_hashes(run: Run, batch: Batch) -> dict[str, str]:
+    """What a row says of its data: the batch's own hash where it was asked for, and the chain over all."""
+    hashes = {"batch_sha256": batch_sha256(batch)} if run.config.trainer.log_batch_hash else {}
+    return hashes if run.chain is None else hashes | {"data_chain": run.chain.value()}
 
 
 @contextlib.contextmanager
@@ -207,14 +221,14 @@ def save(run: Run) -> None:
         run.status.update(phase="save", step=progress.step)
         progress.elapsed_s = run.log.elapsed_s()
         run.log.metrics.sync()  # the rows a checkpoint counts on are durable before it is
-        path = checkpoint.save(
-            run.path,
-            model=run.model.state_dict(),
-            optimizer=run.optimizer.state_dict(),
-            rng=resume.rng_state(),
-            loader=run.cursor,
-            trainer={**vars(progress), **run.identity},
-            config=to_dict(run.config),
-        )
-        log.info("saved %s", shown(path))
+        chain = None if run.chain is None else run.chain.value()
+        parts = {
+            "model": run.model.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            "rng": resume.rng_state(),
+            "loader": run.cursor,
+            "trainer": {**vars(progress), "data_chain": chain, **run.identity},
+            "config": to_dict(run.config),
+        }
+        run.saver.save(parts)
         run.status.update(phase="train")

@@ -19,11 +19,11 @@ from harness.config_groups import (
     PrepareConfig,
     SlidingWindowConfig,
 )
+from harness.data_chain import batch_sha256
 from harness.loaders import make_loader
 from harness.prepare import prepare
 from harness.storage import open_split
 from harness.storage.manifest import load_manifest
-from harness.trainer import batch_sha256
 from tests.helpers_prepare import text, texts, write_texts
 from tests.helpers_runs import run, tiny_config, train_rows, weights
 

@@ -57,7 +57,8 @@ def test_both_storages_train_alike(tmp_path: Path) -> None:
     config = row_config(hdf5, trainer__max_steps=3)
     config.data = Hdf5DataConfig(path=str(hdf5))
     run(config, tmp_path / "b")
-    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    a, b = ([row | {"data_chain": None} for row in rows(tmp_path / name)] for name in "ab")
+    assert a == b  # apart from the chain, which begins with the set's own digest
     assert weights(tmp_path / "a", 3) == weights(tmp_path / "b", 3)
 
 

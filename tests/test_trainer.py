@@ -61,6 +61,7 @@ def test_only_logged_steps_have_rows_and_the_last_one_always_does(data: Path, tm
         "tokens_per_s",
         "data_wait_ms",
         "position",
+        "data_chain",
     }
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert set(first) == expected

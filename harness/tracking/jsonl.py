@@ -51,6 +51,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [{key: _decode(value) for key, value in row.items()} for row in rows]
 
 
+def has_evaluation(path: Path, step: int) -> bool:
+    """Whether a row says how the model of step `step` did; a missing file has none."""
+    return path.exists() and any(row.get("step") == step and "val_loss" in row for row in read_rows(path))
+
+
 def cut_after(path: Path, step: int) -> int:
     """Drop rows with a `step` beyond `step` and a torn last line, atomically; how many rows went.
 
