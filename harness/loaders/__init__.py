@@ -14,7 +14,7 @@ from harness.config_groups import (
     SeededLoaderConfig,
     SlidingWindowConfig,
 )
-from harness.loaders.batch import Batch, Loader
+from harness.loaders.batch import Batch, Loader, Origin, SeekableLoader
 from harness.loaders.block_shuffle import BlockShuffleLoader
 from harness.loaders.contrastive_rows import ContrastivePaddedDataset
 from harness.loaders.padded_rows import PaddedDataset
@@ -32,11 +32,14 @@ __all__ = [
     "BlockShuffleLoader",
     "ContrastivePaddedDataset",
     "Loader",
+    "Origin",
     "PaddedDataset",
     "Prefetcher",
+    "SeekableLoader",
     "SlidingWindowDataset",
     "SlidingWindowLoader",
     "TokenDataLoader",
+    "build_loader",
     "make_dataloader",
     "make_loader",
 ]
@@ -53,31 +56,31 @@ def __getattr__(name: str) -> Any:
     return getattr(torch_dataset, name)
 
 
-def _sequential(config: LoaderConfig, store: TokenStore, **ranks: int) -> Loader:
+def _sequential(config: LoaderConfig, store: TokenStore, **ranks: int) -> SeekableLoader:
     return TokenDataLoader(
         store, config.batch_size, config.seq_len, mask_boundary=config.mask_boundary, **ranks
     )
 
 
-def _sliding_window(config: SlidingWindowConfig, store: TokenStore, **ranks: int) -> Loader:
+def _sliding_window(config: SlidingWindowConfig, store: TokenStore, **ranks: int) -> SeekableLoader:
     return SlidingWindowLoader(
         store, config.batch_size, config.seq_len, stride=config.stride, sampling=config.sampling,
         **_seeded(config), **ranks,
     )  # fmt: skip
 
 
-def _block_shuffle(config: BlockShuffleConfig, store: TokenStore, **ranks: int) -> Loader:
+def _block_shuffle(config: BlockShuffleConfig, store: TokenStore, **options: Any) -> SeekableLoader:
     return BlockShuffleLoader(
         store, config.batch_size, config.seq_len, window_tokens=config.window_tokens,
-        **_seeded(config), **ranks,
+        **_seeded(config), **options,
     )  # fmt: skip
 
 
-def _padded_rows(config: PaddedRowsConfig, store: RowStore, **ranks: int) -> Loader:
+def _padded_rows(config: PaddedRowsConfig, store: RowStore, **ranks: int) -> SeekableLoader:
     return PaddedDataset(store, config.batch_size, config.seq_len, **_seeded(config), **ranks)
 
 
-def _contrastive_rows(config: ContrastiveRowsConfig, store: PairStore, **ranks: int) -> Loader:
+def _contrastive_rows(config: ContrastiveRowsConfig, store: PairStore, **ranks: int) -> SeekableLoader:
     return ContrastivePaddedDataset(store, config.batch_size, config.seq_len, **_seeded(config), **ranks)
 
 
@@ -90,7 +93,7 @@ def _seeded(config: SeededLoaderConfig) -> dict[str, Any]:
     }
 
 
-LOADERS: dict[str, Callable[..., Loader]] = {
+LOADERS: dict[str, Callable[..., SeekableLoader]] = {
     "sequential": _sequential,
     "sliding_window": _sliding_window,
     "padded_rows": _padded_rows,
@@ -100,7 +103,12 @@ LOADERS: dict[str, Callable[..., Loader]] = {
 
 
 def make_loader(config: LoaderConfig, store: Store, *, rank: int = 0, world_size: int = 1) -> Prefetcher:
-    """The loader that `config.name` names, read `config.prefetch` batches ahead.
+    """The loader that `config.name` names, read `config.prefetch` batches ahead; else as `build_loader`."""
+    return Prefetcher(build_loader(config, store, rank=rank, world_size=world_size), config.prefetch)
+
+
+def build_loader(config: LoaderConfig, store: Store, **options: Any) -> SeekableLoader:
+    """The loader that `config.name` names by itself; `options`: `rank`, `world_size` and the loader's own.
 
     Raises `UserError` where the set is laid out for another loader, and where the split is too small for one
     batch or the ranks cannot share it evenly.
@@ -111,4 +119,4 @@ def make_loader(config: LoaderConfig, store: Store, *, rank: int = 0, world_size
         if width is not None:
             words += f" loader.row_width={width} loader.seq_len={config.seq_len}"
         raise wrong_layout(store.manifest, f"loader={config.name}", layout(config), words)
-    return Prefetcher(LOADERS[config.name](config, store, rank=rank, world_size=world_size), config.prefetch)
+    return LOADERS[config.name](config, store, **options)

@@ -9,6 +9,8 @@ from harness.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from harness.storage.extents import Piece
+
 IGNORE = (
     -100
 )  # a target that does not count; the model's own, held equal by a test: neither imports the other
@@ -24,6 +26,19 @@ class Batch(NamedTuple):
     inputs: torch.Tensor
     targets: torch.Tensor
     cursor: dict[str, Any]
+
+
+class Origin(NamedTuple):
+    """Where a row of a batch comes from: the sample's number in the split, and the pieces of its shards.
+
+    `sample`: of a stream in file order the number of its first token, else of its window, row or pair.
+    `name` says which. `start`: its first token in the split; None for rows.
+    """
+
+    name: str
+    sample: int
+    start: int | None
+    pieces: list[Piece]
 
 
 class Loader(Protocol):
@@ -65,6 +80,20 @@ class Loader(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at `state`, after `validate_state_dict`."""
+
+
+class SeekableLoader(Loader, Protocol):
+    """A loader that is no reader ahead: any batch's place follows by arithmetic, without reading."""
+
+    @property
+    def advance(self) -> int:
+        """How far a batch moves the position."""
+
+    def batches_from(self, position: int) -> int:
+        """Batches from `position` to the end of an epoch."""
+
+    def origins(self, position: int) -> list[Origin]:
+        """Where the rows of the batch that starts at `position` of this epoch come from, in order."""
 
 
 def check_sizes(batch_size: int, seq_len: int, rank: int = 0, world_size: int = 1) -> None:

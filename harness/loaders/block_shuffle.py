@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UserError
-from harness.loaders.batch import check_sizes
+from harness.loaders.batch import Origin, check_sizes
 from harness.loaders.permutation import Ids, Permutation, epoch_key
 from harness.loaders.sampled import SampledLoader
 from harness.loaders.sequential import too_small
@@ -32,7 +32,8 @@ class BlockShuffleLoader(SampledLoader):
     target. The last window may be smaller. One window is in memory, in the stored dtype and never more than
     the split needs, and filled in blocks of `BLOCK_TOKENS` when a row of theirs is read: storage is read in
     large pieces, each token once an epoch, and a resume reads only what it touches. Windows and rows cross
-    shards and documents. `UserError` where a row does not fit in a window; else as `SampledLoader`.
+    shards and documents. `direct` reads the rows themselves and keeps no window: for a batch here and there.
+    `UserError` where a row does not fit in a window; else as `SampledLoader`.
     """
 
     strategy = "block_shuffle"
@@ -44,6 +45,7 @@ class BlockShuffleLoader(SampledLoader):
         seq_len: int,
         *,
         window_tokens: int = WINDOW_TOKENS,
+        direct: bool = False,
         **options: Any,
     ) -> None:
         check_sizes(batch_size, seq_len)
@@ -59,7 +61,7 @@ class BlockShuffleLoader(SampledLoader):
         self.window_tokens = window_tokens
         self._tokens = store
         self._window_rows = min(window_tokens // seq_len, rows)
-        self._window = _Window(store, self._window_rows * seq_len + 1)
+        self._window = None if direct else _Window(store, self._window_rows * seq_len + 1)
         super().__init__(store, rows, batch_size, seq_len, **options)
 
     @property
@@ -80,6 +82,8 @@ class BlockShuffleLoader(SampledLoader):
         return np.concatenate(parts)
 
     def _read(self, ids: Ids) -> tuple[Any, Any]:
+        if self._window is None:
+            return self._tokens.get_windows(ids * self.seq_len, self.seq_len)
         windows = ids // self._window_rows
         changes = np.flatnonzero(np.diff(windows)) + 1
         parts = []
@@ -88,6 +92,13 @@ class BlockShuffleLoader(SampledLoader):
             starts = ids[first:last] * self.seq_len - start
             parts.append(self._window.read(start, starts, self.seq_len + 1))
         return self._tokens.split_windows(np.concatenate(parts), ids * self.seq_len)
+
+    def _origins(self, ids: list[int]) -> list[Origin]:
+        starts = ((number, number * self.seq_len) for number in ids)
+        return [
+            Origin("row", number, start, self._tokens.locate(start, self.seq_len + 1))
+            for number, start in starts
+        ]
 
     def _extra_state(self) -> dict[str, Any]:
         return {"window_tokens": self.window_tokens}

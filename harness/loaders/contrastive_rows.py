@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.loaders.batch import IGNORE, check_sizes
+from harness.loaders.batch import IGNORE, Origin, check_sizes
 from harness.loaders.hinting import HintingLoader
 from harness.loaders.padded_rows import Array, check_width, inputs_and_targets
 from harness.loaders.permutation import Ids
@@ -49,6 +49,10 @@ class ContrastivePaddedDataset(HintingLoader):
 
     def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
         return pairs(self._data, ids, self.seq_len)
+
+    def _origins(self, ids: list[int]) -> list[Origin]:
+        sides = (("pos", self._data.pos), ("neg", self._data.neg))
+        return [Origin(name, row, None, [side.locate(row)]) for name, side in sides for row in ids]
 
     def _will_need(self, ids: Ids) -> None:
         for side in (self._data.pos, self._data.neg):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UserError
-from harness.loaders.batch import IGNORE, check_sizes
+from harness.loaders.batch import IGNORE, Origin, check_sizes
 from harness.loaders.hinting import HintingLoader
 from harness.loaders.permutation import Ids
 from harness.storage.manifest import Manifest
@@ -47,6 +47,9 @@ class PaddedDataset(HintingLoader):
 
     def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
         return inputs_and_targets(self._data, ids, self.seq_len)
+
+    def _origins(self, ids: list[int]) -> list[Origin]:
+        return [Origin("row", row, None, [self._data.locate(row)]) for row in ids]
 
     def _will_need(self, ids: Ids) -> None:
         self._data.prefetch(ids, self.seq_len + 1)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from harness.errors import UserError
-from harness.loaders.batch import Batch, check_epoch, check_sizes
+from harness.loaders.batch import Batch, Origin, check_epoch, check_sizes
 from harness.loaders.masking import BoundaryMask
 from harness.loaders.permutation import EPOCH_SEEDS, Ids, Permutation, epoch_key
 from harness.loaders.state import check_state
@@ -86,7 +86,16 @@ class SampledLoader(ABC):
     @property
     def batches_per_epoch(self) -> int:
         """Whole batches an epoch."""
-        return self.samples // self.batch_size
+        return self.batches_from(0)
+
+    @property
+    def advance(self) -> int:
+        """Samples of a batch, over all ranks."""
+        return self.batch_size
+
+    def batches_from(self, position: int) -> int:
+        """Whole batches from the place `position` to the end of an epoch's order."""
+        return max(0, self.samples - position) // self.batch_size
 
     @property
     def dropped_tokens(self) -> int:
@@ -111,6 +120,10 @@ class SampledLoader(ABC):
         inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
         self._position += self.batch_size
         return Batch(inputs, self._mask(inputs, targets), self.state_dict())
+
+    def origins(self, position: int) -> list[Origin]:
+        """Where this rank's rows of the batch at `position` of this epoch come from."""
+        return self._origins(self._order(position + self._shift, self._rows).tolist())
 
     def reset(self) -> None:
         """Back to position 0 of the same epoch."""
@@ -152,6 +165,10 @@ class SampledLoader(ABC):
 
         `ids` is a view of what is kept: it must not be changed.
         """
+
+    @abstractmethod
+    def _origins(self, ids: list[int]) -> list[Origin]:
+        """Where the rows of the samples `ids` come from, in the order of a batch's rows."""
 
     def _order(self, start: int, count: int) -> Ids:
         """Sample numbers at the places `[start, start + count)` of this epoch's order: int64 `(count,)`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.errors import UserError
-from harness.loaders.batch import Batch, check_epoch, check_sizes
+from harness.loaders.batch import Batch, Origin, check_epoch, check_sizes
 from harness.loaders.masking import BoundaryMask
 from harness.loaders.state import check_state
 from harness.storage import TokenStore
@@ -49,7 +49,16 @@ class TokenDataLoader:
     @property
     def batches_per_epoch(self) -> int:
         """Batches from the start of the stream to its end."""
-        return (self.dataset.total_tokens - 1) // (self.batch_size * self.seq_len)
+        return self.batches_from(0)
+
+    @property
+    def advance(self) -> int:
+        """Tokens of a batch, over all ranks."""
+        return self.batch_size * self.seq_len
+
+    def batches_from(self, position: int) -> int:
+        """Batches from the token `position` to the end of the stream."""
+        return max(0, self.dataset.total_tokens - 1 - position) // self.advance
 
     @property
     def dropped_tokens(self) -> int:
@@ -72,6 +81,14 @@ class TokenDataLoader:
         inputs, targets = self.dataset.get_batch(self._position + self._shift, self._rows, self.seq_len)
         self._position += size
         return Batch(inputs, self._mask(inputs, targets), self.state_dict())
+
+    def origins(self, position: int) -> list[Origin]:
+        """Where this rank's rows of the batch at `position` come from."""
+        first = position + self._shift
+        starts = range(first, first + self._rows * self.seq_len, self.seq_len)
+        return [
+            Origin("token", start, start, self.dataset.locate(start, self.seq_len + 1)) for start in starts
+        ]
 
     def reset(self) -> None:
         """Back to the start of the stream."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UserError
-from harness.loaders.batch import check_sizes
+from harness.loaders.batch import Origin, check_sizes
 from harness.loaders.hinting import HintingLoader
 from harness.loaders.permutation import Ids, uniform_draws
 from harness.loaders.sequential import too_small
@@ -95,6 +95,13 @@ class SlidingWindowLoader(HintingLoader):
 
     def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
         return self._tokens.get_windows(ids * self.stride, self.seq_len)
+
+    def _origins(self, ids: list[int]) -> list[Origin]:
+        starts = ((number, number * self.stride) for number in ids)
+        return [
+            Origin("window", number, start, self._tokens.locate(start, self.seq_len + 1))
+            for number, start in starts
+        ]
 
     def _will_need(self, ids: Ids) -> None:
         self._tokens.prefetch(ids * self.stride, self.seq_len + 1)

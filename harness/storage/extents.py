@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,14 @@ class Extent:
     offset: int
     tokens: int
     file: FileIdentity
+
+
+class Piece(NamedTuple):
+    """`length` consecutive tokens of a shard, the first of them number `first` of the file; or as many rows."""
+
+    path: Path
+    first: int
+    length: int
 
 
 class Reader:

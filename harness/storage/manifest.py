@@ -89,6 +89,11 @@ def load_manifest(directory: Path | str, *, prepare_command: str | None = None) 
         raise _damaged(path, str(error), prepare_command) from error
 
 
+def parse_manifest(raw: dict[str, Any], path: Path) -> Manifest:
+    """A manifest that is known already, such as a run's copy, for the shards beside `path`; checked alike."""
+    return _check(raw, path, PREPARE_COMMAND)
+
+
 def write_manifest(directory: Path | str, raw: dict[str, Any]) -> Manifest:
     """Check `raw` as `load_manifest` would, write it atomically into `directory`, return it loaded."""
     text = json.dumps(raw, indent=2, allow_nan=False) + "\n"

@@ -49,9 +49,14 @@ def open_shard(manifest: Manifest, place: Place) -> TokenStore | RowStore:
     shard, key = place.shard, place.key
     split = replace(place.split, total_tokens=shard.tokens, documents=shard.documents, shards=(shard,))
     alone = replace(manifest, splits={key: split})
+    return open_part(alone, key, mmap=False)
+
+
+def open_part(manifest: Manifest, key: str, *, mmap: bool = True) -> TokenStore | RowStore:
+    """The split `key` of `Manifest.splits`; `UserError` where a header is not what the manifest says."""
     if manifest.storage.layout != "stream":
-        return RowStore.of(alone, key, mmap=False)
+        return RowStore.of(manifest, key, mmap=mmap)
     if manifest.storage.format == "npy":
-        return TokenStore(alone, key, npy_extents(alone, key), mmap=False)
-    extents, open_reader = hdf5_extents(alone, key)
-    return TokenStore(alone, key, extents, mmap=False, open_reader=open_reader)
+        return TokenStore(manifest, key, npy_extents(manifest, key), mmap=mmap)
+    extents, open_reader = hdf5_extents(manifest, key)
+    return TokenStore(manifest, key, extents, mmap=mmap, open_reader=open_reader)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.errors import UserError
+from harness.storage.extents import Piece
 from harness.storage.manifest import Manifest
 from harness.storage.opening import open_manifest, wrong_layout
 from harness.storage.row_files import RowShard, row_shards
@@ -116,6 +117,12 @@ class RowStore:
             ids = np.arange(start, min(start + step, self.total_rows))
             found += int(np.count_nonzero(reader.mask(ids, first_column)))
         return found
+
+    def locate(self, row: int) -> Piece:
+        """The shard of a row and the row's number in it; `UserError` for a number that is no row."""
+        self._checked_ids([row])
+        shard = int(self._ends.searchsorted(row, "right"))
+        return Piece(self.paths[shard], row - self.offsets[shard], 1)
 
     def close(self) -> None:
         """Let go of files and mappings; a later read opens them again."""

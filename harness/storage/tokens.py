@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from harness.errors import UserError
-from harness.storage.extents import Extent, OpenReader, Positional, Reader, TokenArray
+from harness.storage.extents import Extent, OpenReader, Piece, Positional, Reader, TokenArray
 from harness.storage.manifest import Manifest
 from harness.storage.mapped import Mapped
 
@@ -157,6 +157,18 @@ class TokenStore:
         for start in sorted(positions.tolist()):
             for index, local, take, _ in self._parts(start, length):
                 reader.will_need(index, local, take)
+
+    def locate(self, start: int, count: int) -> list[Piece]:
+        """The shards that hold the tokens `[start, start+count)`, in order; `UserError` outside the stream."""
+        start, count = self._checked_range(start, count)
+        pieces = []
+        shard = bisect_right(self.offsets, start) - 1
+        while count:
+            take = min(count, self.offsets[shard + 1] - start)
+            if take:
+                pieces.append(Piece(self.paths[shard], start - self.offsets[shard], take))
+            start, count, shard = start + take, count - take, shard + 1
+        return pieces
 
     def close(self) -> None:
         """Let go of mappings and descriptors; a later read opens them again."""
