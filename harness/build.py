@@ -15,7 +15,7 @@ from harness.config import TrainConfig
 from harness.data_chain import DataChain
 from harness.data_setup import Data
 from harness.device import make_autocast, peak_flops, set_numerics, should_compile
-from harness.identity import progress_of
+from harness.identity import chain_start, progress_of
 from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
 from harness.objectives import LanguageModelling, Objective, make_preference
@@ -120,9 +120,13 @@ def assemble(
     )
 
 
-def _chain(config: TrainConfig, data: Data, saved: Checkpoint | None) -> DataChain | None:
-    """The chain to go on with. One that a checkpoint lacks cannot be begun in the middle of a run."""
-    if not config.trainer.data_chain:
-        return None
-    value = data.train.metadata_sha256 if saved is None else saved.trainer.get("data_chain")
-    return None if value is None else DataChain(value)
+def _chain(config: TrainConfig, data: Data, saved: Checkpoint | None) -> DataChain:
+    """What hashes the batches; a chain that the checkpoint lacks is said to be missing."""
+    start = chain_start(config, data, saved)
+    if start is None and config.trainer.data_chain and saved is not None:
+        log.info(
+            "no data chain: step %d was saved without one (trainer.data_chain=false, or an older version), "
+            "and steps that it does not cover cannot be made up for",
+            saved.step,
+        )
+    return DataChain(start, hash_batches=config.trainer.log_batch_hash)

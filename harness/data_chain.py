@@ -1,8 +1,9 @@
-"""The data chain: one value a step that says which batches a run has seen so far, in which order.
+"""The data chain: one hash over all batches that a run has trained on, in order.
 
-`chain_0` is the 32 bytes of the set's `metadata_sha256`, `chain_k = SHA-256(chain_(k-1) + batch_sha256 of step
-k)`. A change of the data that was accepted at a resume is one more link: the 32 bytes of the new digest. A
-chain that cannot be continued, because steps were trained without it, is absent from there on.
+`chain_0` is the 32 bytes of the set's `metadata_sha256`; `chain_k` is the SHA-256 of `chain_(k-1)` and the 32
+bytes of step k's batch hash. A change of the data that was accepted at a resume is one more link, of the 32
+bytes of the new digest. A chain that cannot be continued, because steps were trained without it, is absent
+from there on. Whoever has the data and the run directory can compute it again (`harness.audit`).
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ def first_value(metadata_sha256: str, trainer: dict[str, Any] | None) -> str | N
 class DataChain:
     """Hashes the batches of a run in a daemon thread, while their steps are computed.
 
-    `start`: the chain's value before the first batch, hex; None: there is no chain, `value` is None, and
-    batches are hashed for `last_sha256` alone. An error of the thread is raised by the next call of any kind.
-    To be closed in a `finally`, or used as a context manager.
+    `start`: the chain's value before the first batch, hex. None: there is no chain, `value` is None, and
+    batches are hashed for `last_sha256` alone, and only with `hash_batches`. An error of the thread is raised
+    by the next call of any kind. To be closed in a `finally`, or used as a context manager.
     """
 
-    def __init__(self, start: str | None) -> None:
+    def __init__(self, start: str | None, *, hash_batches: bool = False) -> None:
+        self._idle = start is None and not hash_batches
         self._chain = None if start is None else bytes.fromhex(start)
         self._last: bytes | None = None
         self._error: BaseException | None = None
@@ -74,6 +76,8 @@ class DataChain:
     def add(self, batch: Batch) -> None:
         """Take in the batch of the next step; waits while two others are not hashed yet."""
         self._raise()
+        if self._idle:
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="data-chain", daemon=True)
             self._thread.start()
@@ -86,7 +90,7 @@ class DataChain:
         return self._last.hex()
 
     def value(self) -> str | None:
-        """The chain after the batch that was added last, as hex; waits for it. None where there is no chain."""
+        """The chain after the batch that was added last, as hex; waits for it. None: there is no chain."""
         self._wait()
         return None if self._chain is None else self._chain.hex()
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness import __version__, lineage, reference, weights
-from harness.checkpoint import TRAINER, Checkpoint
+from harness.checkpoint import Checkpoint
 from harness.config import TrainConfig
 from harness.config_record import to_dict
+from harness.data_chain import first_value
 from harness.data_setup import Data
 from harness.trainer import Progress
 
@@ -27,16 +28,21 @@ def progress_of(saved: Checkpoint | None) -> Progress:
     return Progress(**{field.name: saved.trainer[field.name] for field in fields(Progress)})
 
 
+def chain_start(config: TrainConfig, data: Data, saved: Checkpoint | None) -> str | None:
+    """The data chain before the next step; None where none is kept or the checkpoint's cannot go on."""
+    if not config.trainer.data_chain:
+        return None
+    return first_value(data.train.metadata_sha256, None if saved is None else saved.trainer)
+
+
 def lineage_of(
     config: TrainConfig, path: Path, data: Data, saved: Checkpoint | None, cursor: dict[str, Any], run_id: str
 ) -> list[lineage.Segment]:
     """The run's segments as it starts: a branch and a change of the data begin a new one at `cursor`."""
-    before: list[lineage.Segment] = []
-    if saved is not None and "lineage" in saved.trainer:
-        before = lineage.from_record(saved.trainer["lineage"], str(saved.path / TRAINER))
-        known = before[-1]
-        if saved.run_dir == path and known.metadata_sha256 == data.train.metadata_sha256:
-            return before
+    before = [] if saved is None else lineage.of_checkpoint(saved)
+    goes_on = saved is not None and saved.run_dir == path
+    if goes_on and before and before[-1].metadata_sha256 == data.train.metadata_sha256:
+        return before
     new = lineage.Segment(
         step=0 if saved is None else saved.step,
         run_id=run_id,
@@ -45,6 +51,8 @@ def lineage_of(
         metadata_sha256=data.train.metadata_sha256,
         loader=to_dict(config.loader),
         cursor=cursor,
+        epoch=cursor.get("epoch", progress_of(saved).epoch),
+        data_chain=chain_start(config, data, saved),
     )
     return lineage.extended(before, new)
 

@@ -157,7 +157,7 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
         _describe(run, plan)
         if learner.rng is not None:  # last, so that nothing between here and the first step draws a number
             resume.restore_rng(learner.rng)
-        with contextlib.closing(run.log.metrics), contextlib.closing(run.saver):
+        with contextlib.closing(run.log.metrics), contextlib.closing(run.saver), run.chain:
             finished = train(run, stop)
         ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED
         _say_goodbye(run, stop.name)

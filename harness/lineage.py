@@ -12,12 +12,18 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from harness.config import set_directory
+from harness.config_record import from_dict, to_dict
 from harness.errors import UserError
 from harness.files import write_json
 
+if TYPE_CHECKING:
+    from harness.checkpoint import Checkpoint
+
 FILE = "lineage.json"
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "str | None": (str, type(None))}
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,8 @@ class Segment:
 
     `run_id`, `path`: the run that trained them, and its directory then. `data_path`: the prepared set's
     folder then. `loader`: the settings of the group, as config.yaml has them. `cursor`: the loader's
-    `state_dict()` before the first step.
+    `state_dict()` before the first step, `epoch` the one that it counts in. `data_chain`: the chain before
+    the first step, the link of accepted data in it; None where there is none.
     """
 
     step: int
@@ -36,6 +43,8 @@ class Segment:
     metadata_sha256: str
     loader: dict[str, Any]
     cursor: dict[str, Any]
+    epoch: int
+    data_chain: str | None
 
 
 def extended(before: list[Segment], new: Segment) -> list[Segment]:
@@ -52,6 +61,31 @@ def segment_of(segments: list[Segment], step: int) -> Segment:
     return known[-1]
 
 
+def of_checkpoint(saved: Checkpoint) -> list[Segment]:
+    """The segments up to a checkpoint; of one without them, from before they were kept, the one there was.
+
+    Empty where it is not known: the data was changed back then.
+    """
+    if "lineage" in saved.trainer:
+        return from_record(saved.trainer["lineage"], str(saved.path / "trainer.json"))
+    if saved.trainer.get("data_changes"):
+        return []
+    config = from_dict(saved.config, str(saved.path / "config.yaml"))
+    start = {"position": 0} | ({"epoch": 0} if "epoch" in saved.loader else {})
+    begun = Segment(
+        step=0,
+        run_id=saved.trainer["run_id"],
+        path=str(saved.run_dir),
+        data_path=str(set_directory(config)),
+        metadata_sha256=saved.trainer["metadata_sha256"],
+        loader=to_dict(config.loader),
+        cursor=saved.loader | start,
+        epoch=0,
+        data_chain=None,
+    )
+    return [begun]
+
+
 def to_record(segments: list[Segment]) -> list[dict[str, Any]]:
     """Plain containers, as trainer.json and lineage.json hold them."""
     return [dataclasses.asdict(segment) for segment in segments]
@@ -66,9 +100,10 @@ def from_record(values: Any, source: str) -> list[Segment]:
         if not isinstance(value, dict) or set(value) != set(kinds):
             raise UserError(f"{source}: a segment of lineage must hold {', '.join(kinds)}, not {value!r}")
         for key, kind in kinds.items():
-            wanted = {"int": int, "str": str}.get(kind, dict)
-            if type(value[key]) is not wanted:
-                raise UserError(f"{source}: {key}={value[key]!r} of a segment must be {wanted.__name__}")
+            wanted = _KINDS.get(kind, (dict,))
+            if type(value[key]) not in wanted:
+                names = " or ".join("null" if w is type(None) else w.__name__ for w in wanted)
+                raise UserError(f"{source}: {key}={value[key]!r} of a segment must be {names}")
     segments = [Segment(**value) for value in values]
     if any(a.step >= b.step for a, b in itertools.pairwise(segments)):
         raise UserError(f"{source}: the steps of lineage must rise: {[segment.step for segment in segments]}")

@@ -114,14 +114,17 @@ class StepLog:
             self.said.add(about)
             log.warning("%s", message)
 
-    def evaluation(self, progress: Progress, position: int, result: Evaluation) -> None:
-        """Write the row of an evaluation."""
+    def evaluation(
+        self, progress: Progress, position: int, result: Evaluation, hashes: dict[str, str]
+    ) -> None:
+        """Write the row of an evaluation. `hashes`: what it says of the data so far."""
         row = {
             "step": progress.step,
             "epoch": progress.epoch,
             "tokens": progress.tokens,
             **{f"val_{name}": value for name, value in result.scores().items()},
             "position": position,
+            **hashes,
         }
         self._write(row)
         bits = "" if result.bits_per_byte is None else f" = {result.bits_per_byte:.4f} bits a byte"

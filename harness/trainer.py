@@ -21,7 +21,6 @@ from torch import Tensor
 from harness import resume
 from harness.config import TrainConfig, total_steps
 from harness.config_record import to_dict
-from harness.data_chain import batch_sha256
 from harness.evaluation import Evaluation, evaluate
 from harness.objectives import Objective, target_counts
 from harness.optim import lr_at
@@ -62,7 +61,7 @@ class Run:
     """Everything the loop needs, built by `launch`.
 
     `judge` is the objective of evaluations; `unevaluated`: the evaluation of the step to go on from is due
-    and was not made before the run stopped; `chain` is None where none is kept.
+    and was not made before the run stopped.
     """
 
     config: TrainConfig
@@ -80,7 +79,7 @@ class Run:
     identity: dict[str, Any]
     log: StepLog
     saver: Saver
-    chain: DataChain | None
+    chain: DataChain
     status: Status
     sample: Callable[[int], str | None]
     unevaluated: bool = False
@@ -98,18 +97,17 @@ def train(run: Run, stop: StopRequest) -> bool:
         run_evaluation(run)
     while progress.step < budget and stop.name is None:
         batch, waited = next_batch(run)
+        run.chain.add(batch)
         lr = lr_at(progress.step + 1, config.optimizer.lr, config.schedule, schedule_steps)
         metrics, grad_norm = train_step(run, batch, lr, micro)
         progress.step += 1
         progress.tokens += config.loader.batch_size * config.loader.seq_len
         run.cursor = batch.cursor
-        if run.chain is not None:
-            run.chain.add(batch)
         last = progress.step == budget
         run.log.waited(waited)
         if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
             row: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
-            row |= {"lr": lr, "grad_norm": grad_norm.item(), **data_hashes(run, batch)}
+            row |= {"lr": lr, "grad_norm": grad_norm.item(), **data_hashes(run)}
             run.log.step(progress, run.cursor["position"], row)
         if evaluation_is_due(config, progress.step):
             with saved_on_failure(run):
@@ -170,10 +168,16 @@ def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[dict[str,
     return totals, grad_norm
 
 
-def data_hashes(run: Run, batch: Batch) -> dict[str, str]:
+def data_hashes(run: Run) -> dict[str, str]:
     """What a row says of its data: the batch's own hash where it was asked for, and the chain over all."""
-    hashes = {"batch_sha256": batch_sha256(batch)} if run.config.trainer.log_batch_hash else {}
-    return hashes if run.chain is None else hashes | {"data_chain": run.chain.value()}
+    hashes = {"batch_sha256": run.chain.last_sha256()} if run.config.trainer.log_batch_hash else {}
+    return hashes | data_chain(run)
+
+
+def data_chain(run: Run) -> dict[str, str]:
+    """The chain over all batches so far, for any row; empty where there is none."""
+    value = run.chain.value()
+    return {} if value is None else {"data_chain": value}
 
 
 @contextlib.contextmanager
@@ -204,7 +208,7 @@ def run_evaluation(run: Run) -> Evaluation:
         progress.val_loss = result.loss if math.isfinite(result.loss) else None
         if math.isfinite(result.loss) and result.loss < (progress.best_val_loss or math.inf):
             progress.best_val_loss, progress.best_step = result.loss, progress.step
-        run.log.evaluation(progress, run.cursor["position"], result)
+        run.log.evaluation(progress, run.cursor["position"], result, data_chain(run))
         if (
             progress.val_loss is not None
             and (sample := run.sample(config.evaluation.sample_tokens)) is not None
@@ -221,13 +225,12 @@ def save(run: Run) -> None:
         run.status.update(phase="save", step=progress.step)
         progress.elapsed_s = run.log.elapsed_s()
         run.log.metrics.sync()  # the rows a checkpoint counts on are durable before it is
-        chain = None if run.chain is None else run.chain.value()
         parts = {
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
             "rng": resume.rng_state(),
             "loader": run.cursor,
-            "trainer": {**vars(progress), "data_chain": chain, **run.identity},
+            "trainer": {**vars(progress), "data_chain": None, **data_chain(run), **run.identity},
             "config": to_dict(run.config),
         }
         run.saver.save(parts)

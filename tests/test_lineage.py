@@ -19,6 +19,7 @@ def _segment(step: int, **changes: Any) -> Segment:
     values = {
         "step": step, "run_id": "a", "path": "/runs/a", "data_path": "/data", "metadata_sha256": "0" * 64,
         "loader": {"name": "sequential"}, "cursor": {"position": 0},
+        "epoch": 0, "data_chain": None,
     }  # fmt: skip
     return Segment(**{**values, **changes})
 
@@ -45,6 +46,10 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
+        (
+            [dataclasses.asdict(_segment(0)) | {"data_chain": 1}],
+            "data_chain=1 of a segment must be str or null",
+        ),
         ([], "must be a list of segments"),
         ({}, "must be a list of segments"),
         ([{"step": 0}], "must hold step, run_id"),

@@ -28,7 +28,7 @@ class Extent:
 
 
 class Piece(NamedTuple):
-    """`length` consecutive tokens of a shard, the first of them number `first` of the file; or as many rows."""
+    """`length` tokens, or rows, of a shard that follow one another, from number `first` of the file on."""
 
     path: Path
     first: int

@@ -159,7 +159,7 @@ class TokenStore:
                 reader.will_need(index, local, take)
 
     def locate(self, start: int, count: int) -> list[Piece]:
-        """The shards that hold the tokens `[start, start+count)`, in order; `UserError` outside the stream."""
+        """The parts of shards that hold the tokens `[start, start+count)`; `UserError` outside the stream."""
         start, count = self._checked_range(start, count)
         pieces = []
         shard = bisect_right(self.offsets, start) - 1
