@@ -15,6 +15,7 @@ from harness.config import TrainConfig
 from harness.config_record import to_dict
 from harness.data_chain import first_value
 from harness.data_setup import Data
+from harness.run_dir import read_status
 from harness.trainer import Progress
 
 if TYPE_CHECKING:
@@ -97,4 +98,9 @@ def parent_of(path: Path, saved: Checkpoint | None) -> dict[str, Any] | None:
     if saved.run_dir == path:
         parent: dict[str, Any] | None = saved.trainer["parent"]
         return parent
-    return {"run_id": saved.trainer["run_id"], "path": str(saved.run_dir), "step": saved.step}
+    return {
+        "run_id": saved.trainer["run_id"],
+        "path": str(saved.run_dir),
+        "step": saved.step,
+        "wandb_id": read_status(saved.run_dir).get("wandb_id"),
+    }

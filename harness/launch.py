@@ -26,13 +26,13 @@ from harness.config_record import to_dict
 from harness.data_setup import Data, open_data
 from harness.device import select_device
 from harness.errors import EXIT_AT_ONCE, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
-from harness.identity import identity_of, keep_origin, lineage_of, parent_of, progress_of
+from harness.identity import identity_of, keep_origin, lineage_of, progress_of
 from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
 from harness.preemption import StopRequest
-from harness.tracking import Tracker, open_tracker
+from harness.tracking import TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after, has_evaluation
-from harness.trainer import Run, evaluation_is_due, train
+from harness.trainer import Run, evaluation_is_due, summary, train
 
 log = logging.getLogger("harness")
 
@@ -137,15 +137,21 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
     step = progress_of(saved).step
     identity = identity_of(path, plan.data, saved)
     segments = lineage_of(plan.config, path, plan.data, saved, plan.loader.state_dict(), identity["run_id"])
-    before = run_dir.read_status(path) if plan.goes_on else {}
+    same = plan.goes_on or run_dir.began_alike(path, record(plan.config), manifest.raw)
+    before = run_dir.read_status(path) if same else {}
     cut_after(path / "metrics.jsonl", step)
     run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step)
     lineage.write(path, segments)
     status = run_dir.Status(
-        path / "status.json", step=step, wandb_id=before.get("wandb_id"), parent=parent_of(path, saved)
-    )
+        path / "status.json", step=step, parent=identity["parent"],
+        wandb_id=before.get("wandb_id"), wandb_last_step=before.get("wandb_last_step"),
+    )  # fmt: skip
     stop.at_once = lambda: status.update(state="stopped", exit_code=EXIT_AT_ONCE)
-    with run_dir.log_file(path), _recorded(status) as ending, _tracker(plan, status, ending) as tracker:
+    with (
+        run_dir.log_file(path),
+        _recorded(status) as ending,
+        _tracker(plan, identity, status, ending) as tracker,
+    ):
         for line in plan.changes:
             log.info("%s", line)
         identity |= keep_origin(path, learner, saved, plan.initial)
@@ -159,6 +165,7 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
             resume.restore_rng(learner.rng)
         with contextlib.closing(run.log.metrics), contextlib.closing(run.saver), run.chain:
             finished = train(run, stop)
+            tracker.summarize(summary(run))
         ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED
         _say_goodbye(run, stop.name)
     return Outcome(path, run.progress.step, run.progress.val_loss, stopped=not finished)
@@ -186,19 +193,27 @@ def _recorded(status: run_dir.Status) -> Iterator[_Ending]:
 
 
 @contextlib.contextmanager
-def _tracker(plan: _Plan, status: run_dir.Status, ending: _Ending) -> Iterator[Tracker]:
-    manifest = plan.data.train.manifest
-    tracker = open_tracker(
-        plan.config.tracker,
-        run_dir=plan.path,
-        run_config=record(plan.config),
-        name=plan.path.name,
+def _tracker(
+    plan: _Plan, identity: dict[str, Any], status: run_dir.Status, ending: _Ending
+) -> Iterator[Tracker]:
+    manifest, known = plan.data.train.manifest, status.fields["wandb_id"]
+    tracked = TrackedRun(
+        id=known or identity["run_id"][:8],
+        directory=plan.path,
+        config=record(plan.config),
         digests={"metadata_sha256": manifest.metadata_sha256, "content_sha256": manifest.content_sha256},
         manifest_path=manifest.path,
-        wandb_id=status.fields["wandb_id"],
-        report=log.info,
+        resumes=plan.goes_on or known is not None,
+        last_step=status.fields["wandb_last_step"],
+        parent=identity["parent"],
     )
-    status.update(wandb_id=tracker.id)
+    if plan.config.tracker.name == "wandb":  # first, or a kill in between would leave W&B a second run
+        status.update(wandb_id=tracked.id)
+    tracker = open_tracker(plan.config.tracker, tracked, log.info)
+    if tracker.id is None:  # what W&B has of the run stays known for the next start
+        status.update(wandb_id=known)
+    else:
+        status.update(wandb_last_step=tracker.last_step)
     try:
         yield tracker
     finally:

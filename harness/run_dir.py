@@ -41,6 +41,15 @@ def holds_a_run(path: Path) -> bool:
     return any((path / name).exists() for name in _MARKS)
 
 
+def began_alike(path: Path, config: dict[str, Any], manifest: dict[str, Any]) -> bool:
+    """Whether the run in `path`, which died before its first checkpoint, had this configuration and data."""
+    try:
+        same_config = (path / "config.yaml").read_text() == yaml.safe_dump(config, sort_keys=False)
+        return same_config and bool(json.loads((path / growth.COPY).read_text()) == manifest)
+    except (OSError, ValueError):
+        return False
+
+
 def write_inputs(
     path: Path, config: dict[str, Any], composed: dict[str, str], manifest: dict[str, Any], step: int
 ) -> None:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from harness.tracking.jsonl import read_rows
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,7 +29,8 @@ class StepLog:
     """Times the loop between logged steps and writes their rows.
 
     `flops_per_token` and `peak_flops` give the MFU; None where the device's peak is not known.
-    Evaluations and saves are left out of the times by `paused()`.
+    Evaluations and saves are left out of the times by `paused()`. The tracker is given each step once and
+    whole, a step's row and its evaluation's in one: it could not take another part after a kill.
     """
 
     def __init__(
@@ -40,9 +43,14 @@ class StepLog:
     ) -> None:
         self.metrics, self.tracker, self.status = metrics, tracker, status
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self._incomplete: dict[str, Any] = {}  # the row of a step whose evaluation is to come
 
-    def begin(self, step: int, budget: int, elapsed_s: float) -> None:
-        """Start the clocks at `step` of `budget`, `elapsed_s` into the run."""
+    def begin(self, step: int, budget: int, elapsed_s: float, *, unevaluated: bool = False) -> None:
+        """Start the clocks at `step` of `budget`, `elapsed_s` into the run; the tracker gets what it lacks.
+
+        `unevaluated`: the evaluation of `step` is made next.
+        """
+        self._catch_up(step, unevaluated)
         self.budget, self.said = budget, set[str]()
         self.started = self.interval_started = time.perf_counter()
         self.elapsed_before, self.paused_s = elapsed_s, 0.0
@@ -64,8 +72,13 @@ class StepLog:
             self.paused_s += spent
             self.interval_started += spent
 
-    def step(self, progress: Progress, position: int, values: dict[str, Any]) -> None:
-        """Write the row of a logged step. `values`: the objective's metrics, lr, grad_norm, ...."""
+    def step(
+        self, progress: Progress, position: int, values: dict[str, Any], *, evaluates: bool = False
+    ) -> None:
+        """Write the row of a logged step. `values`: the objective's metrics, lr, grad_norm, ....
+
+        `evaluates`: an evaluation of the same step follows.
+        """
         steps = progress.step - self.interval_step
         seconds = time.perf_counter() - self.interval_started
         per_step = progress.tokens // progress.step
@@ -82,7 +95,11 @@ class StepLog:
         }
         if self.peak_flops is not None:
             row["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
-        self._write(row)
+        self.metrics.append(row)
+        if evaluates:
+            self._incomplete = row
+        else:
+            self._mirror(row)
         log.info("%s", self._line(row, seconds / steps))
         if not math.isfinite(row["loss"]):
             self._warn_once(
@@ -126,7 +143,9 @@ class StepLog:
             "position": position,
             **hashes,
         }
-        self._write(row)
+        self.metrics.append(row)
+        self._mirror(self._incomplete | row, late=not self._incomplete)
+        self._incomplete = {}
         bits = "" if result.bits_per_byte is None else f" = {result.bits_per_byte:.4f} bits a byte"
         bits += _named(result.metrics)
         log.info(
@@ -134,11 +153,35 @@ class StepLog:
             progress.step, self.budget, result.loss, bits, result.tokens,
         )  # fmt: skip
 
-    def _write(self, row: dict[str, Any]) -> None:
-        self.metrics.append(row)
-        self.tracker.log(row)
-        mirrored = {"wandb_last_step": row["step"]} if self.tracker.id is not None else {}
+    def _mirror(self, row: dict[str, Any], *, late: bool = False) -> None:
+        self.tracker.log(row, late=late)
+        mirrored = {} if self.tracker.last_step is None else {"wandb_last_step": self.tracker.last_step}
         self.status.note(step=row["step"], **mirrored)
+
+    def _catch_up(self, step: int, unevaluated: bool) -> None:
+        """Give the tracker the steps up to `step` that it lacks: it lost them in a kill, or was not there."""
+        if self.tracker.id is None or step == 0:
+            return
+        known = self.tracker.last_step or 0
+        missing: dict[int, dict[str, Any]] = {}
+        for row in read_rows(self.metrics.path):
+            if row["step"] > known:
+                missing.setdefault(row["step"], {}).update(row)
+        if unevaluated:
+            self._incomplete = missing.pop(step, {})
+        for row in missing.values():
+            self._mirror(row)
+        if missing:
+            log.info(
+                "W&B: %d rows of steps %d to %d, which it lacked, are sent",
+                len(missing),
+                min(missing),
+                max(missing),
+            )
+        if known > step:
+            log.info(
+                "W&B: steps %d to %d, trained again, are there already and not sent again", step + 1, known
+            )
 
     def _line(self, row: dict[str, Any], seconds_a_step: float) -> str:
         parts = [

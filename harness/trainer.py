@@ -92,7 +92,7 @@ def train(run: Run, stop: StopRequest) -> bool:
     schedule_steps = config.schedule.total_steps or budget
     micro = config.trainer.micro_batch_size or config.loader.batch_size
     run.status.update(phase="train", step=progress.step)
-    run.log.begin(progress.step, budget, progress.elapsed_s)
+    run.log.begin(progress.step, budget, progress.elapsed_s, unevaluated=run.unevaluated)
     if run.unevaluated:
         run_evaluation(run)
     while progress.step < budget and stop.name is None:
@@ -103,13 +103,13 @@ def train(run: Run, stop: StopRequest) -> bool:
         progress.step += 1
         progress.tokens += config.loader.batch_size * config.loader.seq_len
         run.cursor = batch.cursor
-        last = progress.step == budget
+        last, evaluates = progress.step == budget, evaluation_is_due(config, progress.step)
         run.log.waited(waited)
         if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
             row: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
             row |= {"lr": lr, "grad_norm": grad_norm.item(), **data_hashes(run)}
-            run.log.step(progress, run.cursor["position"], row)
-        if evaluation_is_due(config, progress.step):
+            run.log.step(progress, run.cursor["position"], row, evaluates=evaluates)
+        if evaluates:
             with saved_on_failure(run):
                 run_evaluation(run)
         if last or run.saver.due(progress.step):
@@ -178,6 +178,13 @@ def data_chain(run: Run) -> dict[str, str]:
     """The chain over all batches so far, for any row; empty where there is none."""
     value = run.chain.value()
     return {} if value is None else {"data_chain": value}
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What a tracker keeps of the whole run."""
+    best = run.progress.best_val_loss
+    figures = {} if best is None else {"best_val_loss": best, "best_step": run.progress.best_step}
+    return {**figures, **data_chain(run)}
 
 
 @contextlib.contextmanager

@@ -98,7 +98,9 @@ def test_an_older_checkpoint_starts_a_branch_and_leaves_the_run_as_it_is(
     assert weights(branch, 12) == weights(straight, 12)
     trainer = checkpoint.open_checkpoint(checkpoint.step_dir(branch, 12)).trainer
     original = checkpoint.open_checkpoint(checkpoint.step_dir(straight, 12)).trainer
-    assert trainer["parent"] == {"run_id": original["run_id"], "path": str(straight), "step": 8}
+    assert trainer["parent"] == {
+        "run_id": original["run_id"], "path": str(straight), "step": 8, "wandb_id": None,
+    }  # fmt: skip
     assert trainer["run_id"] != original["run_id"]
     assert json.loads((branch / "status.json").read_text())["parent"]["step"] == 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,13 +14,19 @@ from harness.errors import UserError
 class Tracker(Protocol):
     """A mirror of metrics.jsonl. It never prompts, never raises, never ends a run.
 
-    `id` names the run at the tracker (kept in status.json for a resume), None where there is none.
+    `id` names the run at the tracker (kept in status.json for a resume), None where there is none;
+    `last_step` is the last step it has, also from before a resume: it lacks none before that.
     """
 
     id: str | None
+    last_step: int | None
 
-    def log(self, row: dict[str, Any]) -> None:
-        """Send one row of metrics.jsonl; `row["step"]` is its step. Rows of one step are merged."""
+    def log(self, row: dict[str, Any], *, late: bool = False) -> None:
+        """Send one step: its rows of metrics.jsonl, merged. A step that is there already is passed over,
+        but for what came to it `late`, an evaluation that was made at a resume."""
+
+    def summarize(self, values: dict[str, Any]) -> None:
+        """Set figures of the whole run."""
 
     def finish(self, exit_code: int) -> None:
         """Close the run at the tracker; later calls of anything do nothing."""
@@ -29,45 +36,47 @@ class NoTracker:
     """`tracker=none`, and what is left of a tracker that could not start."""
 
     id: str | None = None
+    last_step: int | None = None
 
-    def log(self, row: dict[str, Any]) -> None:
+    def log(self, row: dict[str, Any], *, late: bool = False) -> None:
+        pass
+
+    def summarize(self, values: dict[str, Any]) -> None:
         pass
 
     def finish(self, exit_code: int) -> None:
         pass
 
 
-def open_tracker(
-    config: TrackerConfig,
-    *,
-    run_dir: Path,
-    run_config: dict[str, Any],
-    name: str,
-    digests: Mapping[str, str | None],
-    manifest_path: Path,
-    wandb_id: str | None,
-    report: Callable[[str], None],
-) -> Tracker:
-    """The tracker that `config` names; its own files lie in `run_dir`.
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run.
 
-    `run_config` is the run's whole configuration as plain containers, `name` the run's name,
-    `digests` has the set's `metadata_sha256` and `content_sha256`, `manifest_path` its manifest.
-    `wandb_id` is the `id` of the same run before a resume. Whatever goes wrong is one line given
-    to `report`, and the run goes on without the mirror.
+    `id` is its name at the tracker, the same after each resume; its own files lie in `directory`. `config`:
+    the whole configuration as plain containers; `digests`: the set's `metadata_sha256` and
+    `content_sha256`; `last_step`: the last step that was handed to the tracker before a resume; `parent`:
+    of a branch, `run_id`, `path`, `step` and `wandb_id` of what it began from.
+    """
+
+    id: str
+    directory: Path
+    config: dict[str, Any]
+    digests: Mapping[str, str | None]
+    manifest_path: Path
+    resumes: bool = False
+    last_step: int | None = None
+    parent: dict[str, Any] | None = None
+
+
+def open_tracker(config: TrackerConfig, tracked: TrackedRun, report: Callable[[str], None]) -> Tracker:
+    """The tracker that `config` names.
+
+    Whatever goes wrong is one line given to `report`, and the run goes on without the mirror.
     """
     if config.name == "none":
         return NoTracker()
     if isinstance(config, WandbTrackerConfig):
         from harness.tracking.wandb_tracker import open_wandb
 
-        return open_wandb(
-            config,
-            run_dir=run_dir,
-            run_config=run_config,
-            name=name,
-            digests=digests,
-            manifest_path=manifest_path,
-            run_id=wandb_id,
-            report=report,
-        )
+        return open_wandb(config, tracked, report)
     raise UserError(f"tracker.name={config.name} must be one of none, wandb")

@@ -22,6 +22,7 @@ class MetricsFile:
     """Appends rows to `path`, which may exist: a line that a crash left unfinished is dropped first."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         if path.exists():
             lines = _whole_lines(path)
             if sum(map(len, lines)) != path.stat().st_size:

@@ -6,28 +6,20 @@ terminal, wait on a silent server, and return the previous run where one was not
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import netrc
 import os
 import re
-import secrets
-import signal
-import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from harness.commands import shown
 from harness.config_groups import WandbTrackerConfig
-from harness.tracking import NoTracker, Tracker
+from harness.tracking import NoTracker, TrackedRun, Tracker, wandb_record
+from harness.tracking.wandb_mode import MODES, choose_mode, quiet, run_settings, unknown_mode
+from harness.tracking.wandb_service import StillRunning, end_helpers, end_orphans, within
 
 Report = Callable[[str], None]
-
-_TEARDOWN_SECONDS = 2.0
 
 # Runs that this process has not finished: while there is one, wandb's helper process has to stay.
 _unfinished: weakref.WeakSet[WandbTracker] = weakref.WeakSet()
@@ -36,34 +28,51 @@ _unfinished: weakref.WeakSet[WandbTracker] = weakref.WeakSet()
 class WandbTracker:
     """One W&B run, held as an object: nothing here uses `wandb.run` or `wandb.log`."""
 
-    def __init__(self, run: Any, *, finish_timeout: float, report: Report) -> None:
+    def __init__(self, run: Any, *, last_step: int | None, finish_timeout: float, report: Report) -> None:
         self.id: str | None = str(run.id)
+        self.last_step = last_step
         self._run, self._timeout, self._report = run, finish_timeout, report
         self._failed = False
-        # A resumed online run already has the rows after the checkpoint, and takes no step twice.
-        self._first_step = int(run.starting_step) if run.resumed else 0
         _unfinished.add(self)
 
-    def log(self, row: dict[str, Any]) -> None:
-        """Send one row at its step; the first failure ends the mirror with one line."""
-        if self._failed or self not in _unfinished or row["step"] < self._first_step:
+    def log(self, row: dict[str, Any], *, late: bool = False) -> None:
+        """Send one whole step; the first failure ends the mirror with one line."""
+        step = row["step"]
+        if self._failed or self not in _unfinished:
             return
+        if self.last_step is not None and step <= self.last_step:
+            if not late:
+                return
+            if self._run.resumed:  # the server's run takes no step twice, not even another part of it
+                self._report(f"W&B: step {step} was sent without its evaluation, which is in metrics.jsonl")
+                return
         try:
-            self._run.log(row, step=row["step"])
+            # Committed, or it would stay in wandb's memory until the next step: a kill would lose it.
+            self._run.log(row, step=step, commit=True)
         except Exception as error:
             self._failed = True
             self._report(
-                f"W&B: logging step {row['step']} failed ({_short(error)}); nothing more is sent, "
+                f"W&B: logging step {step} failed ({_short(error)}); nothing more is sent, "
                 "metrics.jsonl has every row"
             )
+        else:
+            self.last_step = max(step, self.last_step or 0)
+
+    def summarize(self, values: dict[str, Any]) -> None:
+        if self._failed or self not in _unfinished:
+            return
+        try:
+            self._run.summary.update(values)
+        except Exception as error:
+            self._report(f"W&B: the summary was not sent ({_short(error)})")
 
     def finish(self, exit_code: int) -> None:
         """Close the run, waiting at most `tracker.finish_timeout` seconds for its upload."""
         if self not in _unfinished:
             return
         _unfinished.discard(self)
-        error = _within(self._timeout, lambda: self._run.finish(exit_code=exit_code))
-        if isinstance(error, _StillRunning):
+        error = within(self._timeout, lambda: self._run.finish(exit_code=exit_code))
+        if isinstance(error, StillRunning):
             self._report(
                 f"W&B: the upload did not end within tracker.finish_timeout={self._timeout:g} s; "
                 f"send the rest later: wandb sync {_directory(self._run)}"
@@ -73,67 +82,120 @@ class WandbTracker:
         _end_service()
 
 
-def open_wandb(
-    config: WandbTrackerConfig,
-    *,
-    run_dir: Path,
-    run_config: dict[str, Any],
-    name: str,
-    digests: Mapping[str, str | None],
-    manifest_path: Path,
-    run_id: str | None,
-    report: Report,
-) -> Tracker:
-    """A W&B run in `run_dir/wandb`, or a `NoTracker` and one line that says why."""
+def open_wandb(config: WandbTrackerConfig, tracked: TrackedRun, report: Report) -> Tracker:
+    """A W&B run in `tracked.directory/wandb`, or a `NoTracker` and one line that says why."""
     # wandb's own crash reports share its server: where that is silent, they hold up the process's exit.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    if (unknown := unknown_mode()) is not None:
+        report(
+            f"W&B: WANDB_MODE={unknown} is none of {', '.join(MODES)}: nothing is sent, metrics.jsonl has "
+            "every row. Mend it with: WANDB_MODE=offline"
+        )
+        return NoTracker()
     try:
         import wandb
 
-        _quiet(wandb)
-        mode, key, reason = _mode(wandb, config)
+        quiet(wandb)
+        mode, key, reason = choose_mode(wandb, config)
     except Exception as error:
+        # wandb checks its settings with pydantic, whose error is a ValueError.
+        mend = "the WANDB_ variable of that name" if isinstance(error, ValueError) else "pip install wandb"
         report(
             f"W&B: wandb cannot be used ({_short(error)}); metrics.jsonl has every row. "
-            "Mend it with: pip install wandb, or be without: tracker=none"
+            f"Mend it with: {mend}, or be without: tracker=none"
         )
         return NoTracker()
     if mode == "disabled":
         report(f"W&B: {reason}; metrics.jsonl has every row")
         return NoTracker()
 
-    arguments: dict[str, Any] = {
-        "dir": str(run_dir),
-        "id": run_id or secrets.token_hex(4),
-        "name": name,
-        "project": config.project,
-        "entity": config.entity,
-        "tags": config.tags or None,
-        "config": {**run_config, **{f"data/{key}": value for key, value in digests.items()}},
-        "job_type": "train",
-        # The default hands back a run that is still open, and with it the wrong configuration.
-        "reinit": "create_new",
-        "settings": _settings(wandb, config, key),
-    }
-    run = _begin(wandb, arguments, mode, reason, resumes=run_id is not None, report=report)
+    recorded, doubt = _recorded_step(tracked) if tracked.resumes else (None, "")
+    run = _begin(wandb, _arguments(wandb, config, tracked, key), mode, reason, tracked, report)
     if run is None:
         return NoTracker()
-    tracker = WandbTracker(run, finish_timeout=config.finish_timeout, report=report)
+    if run.offline and doubt:
+        report(doubt)
+    tracker = WandbTracker(
+        run,
+        last_step=recorded if run.offline else _step_at_the_server(run, recorded, report),
+        finish_timeout=config.finish_timeout,
+        report=report,
+    )
     # Recording an artifact asks the server, which takes as long as it likes to answer.
-    fault = _within(config.init_timeout, lambda: _describe(wandb, run, digests, manifest_path))
+    fault = within(config.init_timeout, lambda: _describe(wandb, run, tracked.digests, tracked.manifest_path))
     if fault is not None:
         report(f"W&B: the data set was not recorded ({_short(fault)}); the run is logged without it")
     return tracker
 
 
+def _recorded_step(tracked: TrackedRun) -> tuple[int | None, str]:
+    """The last step in W&B's own files of the run; without them what it was given last, and a line why."""
+    folder = tracked.directory / "wandb"
+    try:
+        if files := wandb_record.record_files(folder, tracked.id):
+            end_orphans(files)
+            return wandb_record.last_step(files), ""
+    except Exception as error:
+        reason = f"cannot be read ({_short(error)})"
+    else:
+        reason = "are gone"
+    if tracked.last_step is None:  # then it was given nothing
+        return None, ""
+    return tracked.last_step, (
+        f"W&B: the files of run {tracked.id} in {shown(folder)} {reason}; going on after step "
+        f"{tracked.last_step}, the last that W&B was given"
+    )
+
+
+def _step_at_the_server(run: Any, recorded: int | None, report: Report) -> int | None:
+    """The last step that an online run has at the server, which alone counts there."""
+    last = int(run.starting_step) - 1 if run.resumed else None
+    if recorded is not None and recorded > (last or 0):
+        report(
+            f"W&B: {run.url} has the steps to {last or 0}, the files here to {recorded}: what it lacks is "
+            "sent from metrics.jsonl, so those of before need no wandb sync"
+        )
+    return last
+
+
+def _arguments(
+    wandb: Any, config: WandbTrackerConfig, tracked: TrackedRun, key: str | None
+) -> dict[str, Any]:
+    """What wandb.init is given in every mode."""
+    digests = {f"data/{name}": value for name, value in tracked.digests.items()}
+    parent = {} if tracked.parent is None else {"parent": tracked.parent}
+    return {
+        "dir": str(tracked.directory),
+        "id": tracked.id,
+        "name": tracked.directory.name,
+        "project": config.project,
+        "entity": config.entity,
+        "tags": config.tags or None,
+        "config": {**tracked.config, **digests, **parent},
+        "notes": _notes(tracked),
+        "job_type": "train",
+        # The default hands back a run that is still open, and with it the wrong configuration.
+        "reinit": "create_new",
+        "settings": run_settings(wandb, config, key),
+    }
+
+
+def _notes(tracked: TrackedRun) -> str | None:
+    """Where a branch began; nothing at a resume, when a person may have written notes of their own."""
+    if tracked.parent is None or tracked.resumes:
+        return None
+    parent = tracked.parent
+    at_wandb = f" ({parent['wandb_id']})" if parent.get("wandb_id") else ""
+    return f"branch of {Path(parent['path']).name}{at_wandb} at step {parent['step']}"
+
+
 def _begin(
-    wandb: Any, arguments: dict[str, Any], mode: str, reason: str, *, resumes: bool, report: Report
+    wandb: Any, arguments: dict[str, Any], mode: str, reason: str, tracked: TrackedRun, report: Report
 ) -> Any:
     """A W&B run, online or offline, or None; where it is not what was asked for, one line says why."""
     if mode == "online":
         try:
-            # Offline there is nothing to resume: wandb keeps a second folder under the same id.
-            run = wandb.init(**arguments, mode="online", resume="allow" if resumes else None)
+            run = wandb.init(**arguments, mode="online", resume="allow" if tracked.resumes else None)
         except Exception as error:
             reason = f"online failed ({_short(error)})"
             # The failed attempt keeps the id occupied inside wandb's service; a new one has it free.
@@ -142,66 +204,22 @@ def _begin(
             report(f"W&B: {run.url}")
             return run
     try:
-        _quiet(wandb)
+        quiet(wandb)
+        # No mode of resuming does anything offline: wandb begins another folder under the same id.
         run = wandb.init(**arguments, mode="offline")
     except Exception as error:
         report(f"W&B: no run could be started ({_short(error)}); metrics.jsonl has every row")
         return None
     if reason:
-        report(f"W&B: offline, {reason}. Send it later: wandb sync {shown(Path(_directory(run)))}")
+        report(f"W&B: offline, {reason}. Send it later: wandb sync {_to_sync(run)}")
     return run
 
 
-def _mode(wandb: Any, config: WandbTrackerConfig) -> tuple[str, str | None, str]:
-    """`online`, `offline` or `disabled`; the key where one was found; why it is not online, if not asked.
-
-    `auto` asks the environment first (`WANDB_MODE`, or the `wandb offline` switch), then looks for a key.
-    """
-    settings = wandb.setup().settings
-    mode, asked = config.mode, ""
-    if mode == "auto":
-        asked = os.environ.get("WANDB_MODE") or settings.mode
-        mode = {"dryrun": "offline", "offline": "offline", "disabled": "disabled"}.get(asked, "online")
-    if mode == "disabled":
-        return mode, None, f"WANDB_MODE={asked}"
-    if mode == "offline":
-        return mode, None, ""
-    host = os.environ.get("WANDB_BASE_URL") or settings.base_url
-    key = os.environ.get("WANDB_API_KEY") or settings.api_key or _netrc_key(host)
-    if key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return mode, key, ""
-    return "offline", None, f"no key for {urlsplit(host).netloc} (WANDB_API_KEY or wandb login)"
-
-
-def _netrc_key(url: str) -> str | None:
-    """The key in the user's netrc file for the server at `url`."""
-    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
-    try:
-        entries = netrc.netrc(path)
-    except (OSError, netrc.NetrcParseError):
-        return None
-    hosts = [urlsplit(url).netloc]
-    if hosts[0] == "api.forge.coreweave.com":
-        hosts.append("api.wandb.ai")  # the same server's older name, under which keys were kept
-    for host in hosts:
-        entry = entries.authenticators(host)
-        if entry and entry[2]:
-            return entry[2]
-    return None
-
-
-def _settings(wandb: Any, config: WandbTrackerConfig, key: str | None) -> Any:
-    wanted = {
-        "silent": True,
-        "console": "off",  # the run has train.log
-        "allow_val_change": True,  # a resumed run may have another budget
-        "init_timeout": config.init_timeout,
-        "finish_timeout": config.finish_timeout,
-        "api_key": key,  # given, so that wandb never looks for one itself and asks
-        "base_url": os.environ.get("WANDB_BASE_URL"),
-    }
-    known = wandb.Settings.model_fields  # finish_timeout is newer than the oldest wandb we allow
-    return wandb.Settings(**{k: v for k, v in wanted.items() if v is not None and k in known})
+def _to_sync(run: Any) -> str:
+    """The offline folders of a run, in words for a shell; wandb sends them in the order of their time."""
+    folder = Path(_directory(run))
+    siblings = list(folder.parent.glob(f"offline-run-*-{run.id}*"))
+    return str(shown(folder if len(siblings) < 2 else folder.parent / f"offline-run-*-{run.id}*"))
 
 
 def _describe(wandb: Any, run: Any, digests: Mapping[str, str | None], manifest_path: Path) -> None:
@@ -217,70 +235,10 @@ def _describe(wandb: Any, run: Any, digests: Mapping[str, str | None], manifest_
     run.log_artifact(artifact)
 
 
-def _quiet(wandb: Any) -> None:
-    """Nothing of wandb's on the terminal, nor, through the root logger, in train.log."""
-    wandb.setup(settings=wandb.Settings(silent=True))
-    logging.getLogger("wandb").propagate = False
-
-
 def _end_service() -> None:
-    """End wandb's helper process: the run's file is whole then, and a fault of it stays behind.
-
-    Bounded as well, because the same wait at the interpreter's exit, which this takes over, is not.
-    A helper that still tries to reach a silent server would outlive this process by hours, with our
-    standard output open: it is ended. What it did not send is in the run's file, for `wandb sync`.
-    """
-    import wandb
-
-    if _unfinished:
-        return
-    helpers = _helpers()
-    _within(_TEARDOWN_SECONDS, wandb.teardown)
-    deadline = time.monotonic() + _TEARDOWN_SECONDS
-    while (left := helpers & _helpers()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _helpers() -> set[int]:
-    """The process ids of this process's own wandb helpers; empty where there is no /proc."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = stat.read_text().rpartition(")")
-        except OSError:
-            continue  # it ended meanwhile
-        state, parent = rest.split()[:2]
-        if name.endswith("(wandb-core") and state != "Z" and int(parent) == os.getpid():
-            found.add(int(stat.parent.name))
-    return found
-
-
-class _StillRunning(Exception):
-    """What was started did not end in time, and goes on in its thread."""
-
-
-def _within(seconds: float, action: Callable[[], object]) -> BaseException | None:
-    """Run `action` for at most `seconds`: its error, `_StillRunning`, or None where it succeeded.
-
-    A thread, because no setting of wandb bounds every wait inside it.
-    """
-    errors: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            action()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=attempt, name="wandb", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        return _StillRunning(f"no answer in {seconds:g} s")
-    return errors[0] if errors else None
+    """End wandb's helper process where no run of this process needs it any more."""
+    if not _unfinished:
+        end_helpers()
 
 
 def _directory(run: Any) -> str:
@@ -291,6 +249,6 @@ def _directory(run: Any) -> str:
 def _short(error: BaseException) -> str:
     """An error as a part of one line."""
     text = " ".join(str(error).split())
-    if isinstance(error, _StillRunning):
+    if isinstance(error, StillRunning):
         return text
     return f"{type(error).__name__}: {text[:120]}" if text else type(error).__name__

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pty
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,9 +21,10 @@ from harness.config import TrainConfig
 from harness.config_groups import TrackerConfig, WandbTrackerConfig
 from harness.config_record import to_dict
 from harness.errors import UserError
-from harness.tracking import NoTracker, Tracker, open_tracker
+from harness.tracking import NoTracker, TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import MetricsFile, read_rows
-from harness.tracking.wandb_tracker import WandbTracker, _helpers
+from harness.tracking.wandb_service import helpers
+from harness.tracking.wandb_tracker import WandbTracker
 from tests.tracking.wandb_reader import read_run
 from tests.tracking.wandb_server import Server, serve
 
@@ -56,7 +58,13 @@ def server() -> Iterator[Server]:
 
 
 def start(
-    run_dir: Path, *, run_id: str | None = None, lr: float = 1e-3, **config: Any
+    run_dir: Path,
+    *,
+    run_id: str | None = None,
+    last_step: int | None = None,
+    parent: dict[str, Any] | None = None,
+    lr: float = 1e-3,
+    **config: Any,
 ) -> tuple[Tracker, list[str]]:
     """A tracker in `run_dir`, and the lines it reports."""
     manifest = run_dir.parent / "data" / "stdlib-byte" / "npy-stream" / "metadata.json"
@@ -66,17 +74,17 @@ def start(
     run_config = TrainConfig(tracker=WandbTrackerConfig(**config))
     run_config.optimizer.lr = lr
     reports: list[str] = []
-    tracker = open_tracker(
-        run_config.tracker,
-        run_dir=run_dir,
-        run_config=to_dict(run_config),
-        name=run_dir.name,
+    tracked = TrackedRun(
+        id=run_id or secrets.token_hex(4),
+        directory=run_dir,
+        config=to_dict(run_config),
         digests=DIGESTS,
         manifest_path=manifest,
-        wandb_id=run_id,
-        report=reports.append,
+        resumes=run_id is not None,
+        last_step=last_step,
+        parent=parent,
     )
-    return tracker, reports
+    return open_tracker(run_config.tracker, tracked, reports.append), reports
 
 
 def row(step: int) -> dict[str, Any]:
@@ -129,7 +137,7 @@ def test_an_offline_run_read_back_equals_the_run(
             rows.append({"step": step, "val_loss": 1.5 / step, "val_bits_per_byte": 2.5 / step})
         for one in rows:
             metrics.append(one)
-            tracker.log(one)
+        tracker.log(merged(rows)[step])
     metrics.close()
     tracker.finish(0)
 
@@ -288,13 +296,12 @@ import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from harness.config_groups import WandbTrackerConfig
-from harness.tracking import open_tracker
+from harness.tracking import TrackedRun, open_tracker
 run_dir, reports = Path(sys.argv[2]), []
 manifest = run_dir / "metadata.json"
 manifest.write_text("{}")
-tracker = open_tracker(
-    WandbTrackerConfig(**json.loads(sys.argv[3])), run_dir=run_dir, run_config={}, name="run",
-    digests={}, manifest_path=manifest, wandb_id=None, report=reports.append)
+tracked = TrackedRun(id="abcd1234", directory=run_dir, config={}, digests={}, manifest_path=manifest)
+tracker = open_tracker(WandbTrackerConfig(**json.loads(sys.argv[3])), tracked, reports.append)
 for step in (1, 2, 3):
     tracker.log({"step": step, "tokens": step})
 tracker.finish(0)
@@ -413,7 +420,7 @@ def test_a_closed_standard_input_is_no_obstacle(tmp_path: Path) -> None:
 
 def wandb_service() -> int:
     """The process id of this process's own wandb helper."""
-    (pid,) = _helpers()
+    (pid,) = helpers()
     return pid
 
 
@@ -457,16 +464,9 @@ def test_a_manifest_that_cannot_be_recorded_costs_one_line_and_no_row(tmp_path: 
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     reports: list[str] = []
-    tracker = open_tracker(
-        WandbTrackerConfig(mode="offline"),
-        run_dir=run_dir,
-        run_config={},
-        name="run",
-        digests=DIGESTS,
-        manifest_path=tmp_path / "missing" / "metadata.json",
-        wandb_id=None,
-        report=reports.append,
-    )
+    missing = tmp_path / "missing" / "metadata.json"
+    tracked = TrackedRun("abcd1234", run_dir, config={}, digests=DIGESTS, manifest_path=missing)
+    tracker = open_tracker(WandbTrackerConfig(mode="offline"), tracked, reports.append)
     tracker.log(row(1))
     tracker.finish(0)
     (line,) = reports
@@ -501,20 +501,12 @@ def test_a_finished_tracker_takes_nothing_more(tmp_path: Path) -> None:
 
 
 def test_tracker_none_does_nothing_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {
-        "run_dir": tmp_path,
-        "run_config": {},
-        "name": "run",
-        "digests": DIGESTS,
-        "manifest_path": tmp_path / "metadata.json",
-        "wandb_id": None,
-        "report": pytest.fail,
-    }
+    tracked = TrackedRun("abcd1234", tmp_path, config={}, digests=DIGESTS, manifest_path=tmp_path / "m.json")
     before = list(tmp_path.iterdir())
-    tracker = open_tracker(TrackerConfig(), **arguments)
+    tracker = open_tracker(TrackerConfig(), tracked, pytest.fail)
     tracker.log(row(1))
     tracker.finish(0)
     assert tracker.id is None
     assert list(tmp_path.iterdir()) == before
     with pytest.raises(UserError, match=r"tracker\.name=mlflow.*none, wandb"):
-        open_tracker(TrackerConfig(name="mlflow"), **arguments)
+        open_tracker(TrackerConfig(name="mlflow"), tracked, pytest.fail)
