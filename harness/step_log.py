@@ -44,6 +44,7 @@ class StepLog:
         self.metrics, self.tracker, self.status = metrics, tracker, status
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._incomplete: dict[str, Any] = {}  # the row of a step whose evaluation is to come
+        self._late = False  # whether that row is at the tracker already, from before a resume
 
     def begin(self, step: int, budget: int, elapsed_s: float, *, unevaluated: bool = False) -> None:
         """Start the clocks at `step` of `budget`, `elapsed_s` into the run; the tracker gets what it lacks.
@@ -144,8 +145,8 @@ class StepLog:
             **hashes,
         }
         self.metrics.append(row)
-        self._mirror(self._incomplete | row, late=not self._incomplete)
-        self._incomplete = {}
+        self._mirror(self._incomplete | row, late=self._late)
+        self._incomplete, self._late = {}, False
         bits = "" if result.bits_per_byte is None else f" = {result.bits_per_byte:.4f} bits a byte"
         bits += _named(result.metrics)
         log.info(
@@ -160,7 +161,7 @@ class StepLog:
 
     def _catch_up(self, step: int, unevaluated: bool) -> None:
         """Give the tracker the steps up to `step` that it lacks: it lost them in a kill, or was not there."""
-        if self.tracker.id is None or step == 0:
+        if self.tracker.id is None:
             return
         known = self.tracker.last_step or 0
         missing: dict[int, dict[str, Any]] = {}
@@ -168,20 +169,16 @@ class StepLog:
             if row["step"] > known:
                 missing.setdefault(row["step"], {}).update(row)
         if unevaluated:
-            self._incomplete = missing.pop(step, {})
+            self._incomplete, self._late = missing.pop(step, {}), step <= known
         for row in missing.values():
             self._mirror(row)
         if missing:
             log.info(
-                "W&B: %d rows of steps %d to %d, which it lacked, are sent",
-                len(missing),
-                min(missing),
-                max(missing),
-            )
+                "W&B: it lacked %d rows, of steps %d to %d, which are sent now",
+                len(missing), min(missing), max(missing),
+            )  # fmt: skip
         if known > step:
-            log.info(
-                "W&B: steps %d to %d, trained again, are there already and not sent again", step + 1, known
-            )
+            log.info("W&B: it has steps %d to %d already: they are not sent twice", step + 1, known)
 
     def _line(self, row: dict[str, Any], seconds_a_step: float) -> str:
         parts = [
