@@ -15,6 +15,7 @@ from harness.config import TrainConfig
 from harness.data_chain import DataChain
 from harness.data_setup import Data
 from harness.device import make_autocast, peak_flops, set_numerics, should_compile
+from harness.guard import Guard
 from harness.identity import chain_start, progress_of
 from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
@@ -91,6 +92,7 @@ def assemble(
     objective = language
     if learner.reference is not None:
         objective = make_preference(model, learner.reference, config.trainer.dpo_beta, compiled=compiled)
+    progress, saver = progress_of(saved), Saver(path, config.checkpoint)
     return Run(
         config=config,
         path=path,
@@ -102,7 +104,7 @@ def assemble(
         judge=objective if isinstance(data.validation, PairStore) else language,
         device=device,
         autocast=make_autocast(config.precision, device),
-        progress=progress_of(saved),
+        progress=progress,
         cursor=loader.state_dict(),
         identity=identity,
         log=StepLog(
@@ -112,7 +114,8 @@ def assemble(
             round(objective.flops * flops_per_token(model)),
             peak_flops(device),
         ),
-        saver=Saver(path, config.checkpoint),
+        guard=Guard(path, config, learner.optimizer, device, step=progress.step, finish_saving=saver.finish),
+        saver=saver,
         chain=_chain(config, data, saved),
         unevaluated=unevaluated,
         status=status,

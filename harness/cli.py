@@ -30,7 +30,7 @@ from harness import checkpoint, helptext, hints, overrides
 from harness.config import PrepareScriptConfig, TrainConfig, make_paths_absolute
 from harness.config_checks import validate
 from harness.config_groups import GROUPS, ModelConfig, PrepareConfig
-from harness.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
+from harness.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, RunFailed, UserError
 
 _DISK_ERRORS = {
     errno.ENOSPC,
@@ -157,6 +157,8 @@ def _guarded(task: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
         return task(cfg)
     except UserError as error:
         raise _ending(f"error: {error}", EXIT_USER) from None
+    except RunFailed as error:
+        raise _ending(f"error: {error}", EXIT_FAILED) from None
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise

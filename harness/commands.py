@@ -17,6 +17,7 @@ _CONSOLE = {
     "prepare_data": "harness-prepare",
     "sample": "harness-sample",
     "evaluate": "harness-evaluate",
+    "inspect_batch": "harness-inspect",
 }
 
 

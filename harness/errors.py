@@ -18,6 +18,10 @@ class UserError(ValueError):
     """Something the user can mend: a bad config, a damaged file, a missing set."""
 
 
+class RunFailed(Exception):
+    """A run that cannot go on, by no fault of its user or of ours: exit code 1, in words, no traceback."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`"; did you mean X?"` for the closest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from harness import admission, growth, lineage, resume, run_dir, weights
+from harness import admission, growth, incidents, lineage, resume, run_dir, weights
 from harness.build import Learner, assemble, build_learner
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
@@ -140,6 +140,7 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
     same = plan.goes_on or run_dir.began_alike(path, record(plan.config), manifest.raw)
     before = run_dir.read_status(path) if same else {}
     cut_after(path / "metrics.jsonl", step)
+    incidents.cut_after(path, step)
     run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step)
     lineage.write(path, segments)
     status = run_dir.Status(

@@ -6,6 +6,7 @@ manifest.json      a copy of the data's manifest       train.log
 lineage.json       which data and which order each stretch of steps came from (lineage.py)
 manifest-*.json    copies of the manifests before shards were added, each named by its digest
 reference.safetensors  the frozen starting weights of a run that is trained on preferences
+incidents.jsonl    steps whose numbers went wrong, where there were any (incidents.py)
 status.json        state, phase, step, pid, ... : what a scheduler or a person asks first
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -102,13 +101,6 @@ class StepLog:
         else:
             self._mirror(row)
         log.info("%s", self._line(row, seconds / steps))
-        if not math.isfinite(row["loss"]):
-            self._warn_once(
-                "loss",
-                f"the loss is {row['loss']} at step {row['step']}, position {position}: nothing is learnt "
-                "from here on. Stop, and resume an earlier checkpoint with a smaller optimizer.lr, or with "
-                "trainer.grad_clip=1.0",
-            )
         self.interval_started, self.interval_step, self.waits_s = time.perf_counter(), progress.step, 0.0
 
     def targets(self, step: int, counts: Tensor) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.data_chain import DataChain
+    from harness.guard import Guard
     from harness.loaders import Batch, Loader
     from harness.model import GPT
     from harness.preemption import StopRequest
@@ -78,6 +79,7 @@ class Run:
     cursor: dict[str, Any]
     identity: dict[str, Any]
     log: StepLog
+    guard: Guard
     saver: Saver
     chain: DataChain
     status: Status
@@ -103,13 +105,18 @@ def train(run: Run, stop: StopRequest) -> bool:
         progress.step += 1
         progress.tokens += config.loader.batch_size * config.loader.seq_len
         run.cursor = batch.cursor
+        run.guard.note(progress.step, progress.epoch, batch)
         last, evaluates = progress.step == budget, evaluation_is_due(config, progress.step)
         run.log.waited(waited)
         if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
+            run.guard.settle()
             row: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
             row |= {"lr": lr, "grad_norm": grad_norm.item(), **data_hashes(run)}
+            if run.guard.has_skipped(progress.step):
+                row["skipped"] = True
             run.log.step(progress, run.cursor["position"], row, evaluates=evaluates)
         if evaluates:
+            run.guard.settle()
             with saved_on_failure(run):
                 run_evaluation(run)
         if last or run.saver.due(progress.step):
@@ -163,7 +170,7 @@ def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[dict[str,
     limit = run.config.trainer.grad_clip or float("inf")
     grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
     if has_targets:
-        run.optimizer.step()
+        run.guard.step(totals["loss"], grad_norm)
     run.optimizer.zero_grad(set_to_none=True)
     return totals, grad_norm
 
@@ -228,6 +235,7 @@ def run_evaluation(run: Run) -> Evaluation:
 def save(run: Run) -> None:
     """Checkpoint the current step, unless it is saved already."""
     progress = run.progress
+    run.guard.settle()  # nothing is saved after a step that was no step
     with run.log.paused():
         run.status.update(phase="save", step=progress.step)
         progress.elapsed_s = run.log.elapsed_s()

@@ -100,21 +100,17 @@ def test_several_processes_are_refused(
         run(tiny_config(data), tmp_path / "run")
 
 
-def test_a_loss_that_is_no_number_is_said_and_kept_readable(data: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_kept_readable(data: Path, tmp_path: Path) -> None:
     config = tiny_config(
-        data, optimizer__lr=1000.0, trainer__grad_clip=0.0, schedule__warmup_steps=0, model__dropout=0.0,
-        trainer__max_steps=40, schedule__total_steps=40, schedule__min_lr_ratio=1.0,
+        data, optimizer__lr=1000.0, optimizer__weight_decay=100.0, trainer__grad_clip=0.0,
+        schedule__warmup_steps=0, model__dropout=0.0, trainer__max_steps=8, trainer__on_nonfinite="skip",
     )  # fmt: skip
-    for parameter in ("weight_decay",):
-        setattr(config.optimizer, parameter, 100.0)
     outcome = run(config, tmp_path / "run")
     losses = [row["loss"] for row in train_rows(tmp_path / "run")]
     assert losses[-1] in ("NaN", "Infinity"), losses[-3:]
     assert outcome.val_loss is None
     saved = checkpoint.open_checkpoint(checkpoint.find(tmp_path / "run"))
     assert saved.trainer["val_loss"] is None
-    log = (tmp_path / "run" / "train.log").read_text()
-    assert log.count("nothing is learnt from here on") == 1
 
 
 def test_a_full_disk_is_said_and_leaves_older_checkpoints_and_no_half_one(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class MetricsFile:
     def append(self, row: dict[str, Any]) -> None:
         """Write one row of plain values and hand it to the operating system."""
         # One write of a whole line: a reader, or a crash of this process, never sees half of it.
-        self._file.write(_encode(row))
+        self._file.write(encode_row(row))
         self._file.flush()
 
     def sync(self) -> None:
@@ -48,8 +49,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
     Raises `UserError` with file and line where any other line is not a row.
     """
-    rows = [json.loads(line) for line in _whole_lines(path)]
-    return [{key: _decode(value) for key, value in row.items()} for row in rows]
+    return [_decode_row(line) for line in _whole_lines(path)]
 
 
 def has_evaluation(path: Path, step: int) -> bool:
@@ -62,16 +62,35 @@ def cut_after(path: Path, step: int) -> int:
 
     A missing file is left missing. Raises `UserError` as `read_rows` does.
     """
+    return keep_rows(path, lambda row: row.get("step", 0) <= step)
+
+
+def keep_rows(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> int:
+    """Drop the rows that are not `wanted` and a torn last line, atomically; how many rows went.
+
+    A missing file is left missing. Raises `UserError` as `read_rows` does.
+    """
     if not path.exists():
         return 0
     lines = _whole_lines(path)
-    kept = [line for line in lines if json.loads(line).get("step", 0) <= step]
+    kept = [line for line in lines if wanted(json.loads(line))]
     if sum(map(len, kept)) != path.stat().st_size:
         write_atomic(path, b"".join(kept))
     return len(lines) - len(kept)
 
 
-def _encode(row: dict[str, Any]) -> bytes:
+def last_rows(path: Path, size: int = 1 << 17) -> list[dict[str, Any]]:
+    """The rows in the last `size` bytes of a file of whole lines, in order, whatever the file's length."""
+    with open(path, "rb") as file:
+        start = max(0, path.stat().st_size - size)
+        file.seek(start)
+        lines = file.read().split(b"\n")
+    return [_decode_row(line) for line in lines[1 if start else 0 :] if line]
+
+
+def encode_row(row: dict[str, Any]) -> bytes:
+    """A row as its line."""
+
     def strict(value: Any) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -81,8 +100,11 @@ def _encode(row: dict[str, Any]) -> bytes:
     return json.dumps(values, allow_nan=False).encode() + b"\n"
 
 
-def _decode(value: Any) -> Any:
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+def _decode_row(line: bytes) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(line)
+    return {
+        key: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in row.items()
+    }
 
 
 def _whole_lines(path: Path) -> list[bytes]:
