@@ -1,6 +1,6 @@
 """Train a GPT on prepared tokens: `python train.py data=npy loader=sequential` (see --help)."""
 
-from harness.cli import main
+from harness.entry import train
 
 if __name__ == "__main__":
-    main()
+    train()

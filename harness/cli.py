@@ -30,7 +30,7 @@ from harness import checkpoint, helptext, hints, overrides
 from harness.config import PrepareScriptConfig, TrainConfig, make_paths_absolute
 from harness.config_checks import validate
 from harness.config_groups import GROUPS, ModelConfig, PrepareConfig
-from harness.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, RunFailed, UserError
+from harness.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USER, RunFailed, UserError
 
 _DISK_ERRORS = {
     errno.ENOSPC,
@@ -200,10 +200,7 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
-    try:
-        run_app("train", _train, line)
-    except KeyboardInterrupt:  # outside the loop, where nothing needs saving
-        raise SystemExit(EXIT_AT_ONCE) from None
+    run_app("train", _train, line)
 
 
 def _train(cfg: DictConfig) -> float | None:

@@ -72,11 +72,12 @@ def evaluate(
     seq_len: int,
     autocast: Callable[[], AbstractContextManager[object]],
     objective: Objective | None = None,
+    between: Callable[[], object] = lambda: None,
 ) -> Evaluation:
     """Mean loss over the samples that `batches` gives.
 
-    `objective` None is the mean of the model's own loss; pairs need a `Preference`. The model is left in the
-    mode it was in.
+    `objective` None is the mean of the model's own loss; pairs need a `Preference`. `between` is called
+    before each batch; what it raises abandons the evaluation. The model is left in the mode it was in.
     """
     objective = objective or LanguageModelling(model.loss)
     device = next(model.parameters()).device
@@ -86,6 +87,7 @@ def evaluate(
     model.eval()
     try:
         for inputs, targets in batches(store, tokens, batch_size, seq_len):
+            between()
             counts = target_counts(targets)
             count += int(counts.sum())
             weight += objective.weight(counts)

@@ -25,11 +25,11 @@ from harness.config import TrainConfig, layout, set_directory, total_steps
 from harness.config_record import to_dict
 from harness.data_setup import Data, open_data
 from harness.device import select_device
-from harness.errors import EXIT_AT_ONCE, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
+from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
 from harness.identity import identity_of, keep_origin, lineage_of, progress_of
 from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
-from harness.preemption import StopRequest
+from harness.preemption import StopRequest, listening
 from harness.tracking import TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after, has_evaluation
 from harness.trainer import Run, evaluation_is_due, summary, train
@@ -78,7 +78,11 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
     `config.resume` is a checkpoint: of a run in `path` itself to go on, of another run to branch from it.
     Raises `UserError` before anything is written where the run may not start.
     """
-    path = Path(os.path.abspath(path))
+    with listening() as stop:
+        return _launch(config, Path(os.path.abspath(path)), composed or {}, stop)
+
+
+def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: StopRequest) -> Outcome:
     admission.refuse_several_processes()
     saved = admission.open_resumed(config, path)
     admission.check(config, path, saved)
@@ -110,9 +114,9 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
             loader.start_epoch(saved.trainer["epoch"])
             loader.load_state_dict(saved.loader)
         path.mkdir(parents=True, exist_ok=True)
-        with admission.locked(path), StopRequest() as stop:
+        with admission.locked(path):
             admission.check(config, path, saved)  # again: another start may have come first
-            return _execute(plan, learner, composed or {}, stop)
+            return _execute(plan, learner, composed, stop)
 
 
 def _check_resumed(
@@ -147,11 +151,11 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
         path / "status.json", step=step, parent=identity["parent"],
         wandb_id=before.get("wandb_id"), wandb_last_step=before.get("wandb_last_step"),
     )  # fmt: skip
-    stop.at_once = lambda: status.update(state="stopped", exit_code=EXIT_AT_ONCE)
+    stop.record = status.end
     with (
         run_dir.log_file(path),
-        _recorded(status) as ending,
-        _tracker(plan, identity, status, ending) as tracker,
+        _recorded(status, stop) as ending,
+        _tracker(plan, identity, status, ending, stop) as tracker,
     ):
         for line in plan.changes:
             log.info("%s", line)
@@ -164,11 +168,17 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
         _describe(run, plan)
         if learner.rng is not None:  # last, so that nothing between here and the first step draws a number
             resume.restore_rng(learner.rng)
-        with contextlib.closing(run.log.metrics), contextlib.closing(run.saver), run.chain:
+        with (
+            contextlib.closing(run.log.metrics),
+            contextlib.closing(run.saver),
+            run.chain,
+            stop.asking(),
+        ):
             finished = train(run, stop)
             tracker.summarize(summary(run))
         ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED
-        _say_goodbye(run, stop.name)
+        stop.ends(ending.exit_code)
+        _say_goodbye(run, None if finished else stop.name)
     return Outcome(path, run.progress.step, run.progress.val_loss, stopped=not finished)
 
 
@@ -178,24 +188,27 @@ class _Ending:
 
 
 @contextlib.contextmanager
-def _recorded(status: run_dir.Status) -> Iterator[_Ending]:
+def _recorded(status: run_dir.Status, stop: StopRequest) -> Iterator[_Ending]:
     """Whatever happens, status.json says how the run ended, and train.log holds the traceback."""
     ending = _Ending()
     try:
         yield ending
     except BaseException as error:
+        if stop.interrupted:
+            log.info("stopped by %s before a step was made; nothing had to be saved", stop.name)
+            status.end(EXIT_STOPPED)
+            raise
         code = EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
         with contextlib.suppress(OSError):  # a full disk must not hide what happened first
             status.update(state="failed", exit_code=code, error=f"{type(error).__name__}: {error}")
         logging.getLogger("harness.file").error("%s", traceback.format_exc())
         raise
-    state = "done" if ending.exit_code == EXIT_DONE else "stopped"
-    status.update(state=state, phase="end", exit_code=ending.exit_code)
+    status.end(ending.exit_code)
 
 
 @contextlib.contextmanager
 def _tracker(
-    plan: _Plan, identity: dict[str, Any], status: run_dir.Status, ending: _Ending
+    plan: _Plan, identity: dict[str, Any], status: run_dir.Status, ending: _Ending, stop: StopRequest
 ) -> Iterator[Tracker]:
     manifest, known = plan.data.train.manifest, status.fields["wandb_id"]
     tracked = TrackedRun(
@@ -218,7 +231,7 @@ def _tracker(
     try:
         yield tracker
     finally:
-        tracker.finish(ending.exit_code)
+        tracker.finish(EXIT_STOPPED if stop.interrupted else ending.exit_code)
 
 
 def _describe(run: Run, plan: _Plan) -> None:
@@ -261,9 +274,9 @@ def _cut_positions(run: Run, initial: Checkpoint) -> str:
     return f", the first {kept} of its {known} positions" if known > kept else ""
 
 
-def _say_goodbye(run: Run, signal_name: str | None) -> None:
+def _say_goodbye(run: Run, stopped_by: str | None) -> None:
     step, again = run.progress.step, command("train", f"resume={shown(run.path)}")
-    if signal_name is not None and run.progress.step < total_steps(run.config):
-        log.info("stopped by %s after step %d, which is saved. Go on: %s", signal_name, step, again)
+    if stopped_by is not None:
+        log.info("stopped by %s after step %d, which is saved. Go on: %s", stopped_by, step, again)
         return
     log.info("done at step %d. Train on: %s trainer.max_steps=%d", step, again, 2 * step)

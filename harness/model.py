@@ -7,6 +7,7 @@ Parameter names are GPT-2's usual ones (`wte`, `wpe`, `h.0.attn.c_attn`, ...); `
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -166,12 +167,14 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     generator: torch.Generator | None = None,
+    between: Callable[[], object] = lambda: None,
 ) -> Tensor:
     """Continue `ids` `(B, T)` int64, T at least 1, by `max_new_tokens`: returns `(B, T + max_new_tokens)`.
 
     `temperature` 0 takes the most likely token and needs no generator; otherwise tokens are drawn
     with `generator` (any device), so torch's global one never moves. `top_k` keeps the k most likely.
-    The model sees the last `seq_len` tokens; it is left in the mode it was in.
+    The model sees the last `seq_len` tokens; it is left in the mode it was in. `between` is called before
+    each token; what it raises abandons the text.
     """
     if ids.shape[1] == 0:
         raise UserError("generation starts from at least 1 token, got 0: give a prompt or the boundary token")
@@ -183,6 +186,7 @@ def generate(
     model.eval()
     try:
         for _ in range(max_new_tokens):
+            between()
             logits = model.head(model.hidden(ids[:, -model.seq_len :])[:, -1]).float()
             ids = torch.cat([ids, _pick(logits, temperature, top_k, generator).to(ids.device)], dim=1)
     finally:

@@ -21,6 +21,7 @@ import platform
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -30,11 +31,12 @@ from typing import Any
 import yaml
 
 from harness import growth
+from harness.errors import EXIT_DONE
 from harness.files import write_atomic, write_json
 from harness.storage.manifest import manifest_digest
 
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb", "safetensors")
-_NOTE_INTERVAL = 1.0  # seconds
+_NOTE_INTERVAL = 5.0  # seconds
 _MARKS = ("config.yaml", "status.json", "metrics.jsonl", "checkpoints")
 
 
@@ -133,10 +135,16 @@ def now() -> str:
 
 
 class Status:
-    """`status.json`, replaced atomically: at each change of phase, and between them at most once a second."""
+    """`status.json`, replaced atomically: at each change of phase, and between them every few seconds.
+
+    `phase` is start, train, evaluate, sample, save or end. `updated` is the run's heartbeat: it is written
+    where the loop goes on (a step, a batch of an evaluation, a token of a sample, a part of a save), never by
+    a clock beside it. So a state of running whose `updated` is older than a minute means that one such
+    thing takes that long, or that the run hangs, or that its process is gone: `pid` on `host` says which.
+    """
 
     def __init__(self, path: Path, **fields: Any) -> None:
-        self.path = path
+        self.path, self._lock, self._ended = path, threading.Lock(), False
         self.fields: dict[str, Any] = {
             "state": "running",
             "phase": "start",
@@ -155,18 +163,34 @@ class Status:
 
     def update(self, **fields: Any) -> None:
         """Change fields and write the file."""
-        self.fields |= {**fields, "updated": now()}
-        write_json(self.path, self.fields)
-        self._written = time.monotonic()
+        with self._lock:
+            if not self._ended:
+                self._write(fields)
 
     def note(self, **fields: Any) -> None:
-        """Change fields; the next `update` writes them, or this call where the last write is a second ago.
+        """The run goes on: change fields; they are written here where the last write is some seconds ago.
 
-        A write waits for the disk, and small models log a hundred rows a second.
+        A write waits for the disk, and small models make a hundred steps a second.
         """
         self.fields |= fields
         if time.monotonic() - self._written >= _NOTE_INTERVAL:
             self.update()
+
+    def end(self, exit_code: int) -> None:
+        """Say that a run is done or stopped, unless it is said to have failed; nothing is written after it.
+
+        Also for a thread that ends the process while the main thread is anywhere.
+        """
+        with self._lock:
+            if not self._ended and self.fields["state"] == "running":
+                state = "done" if exit_code == EXIT_DONE else "stopped"
+                self._write({"state": state, "phase": "end", "exit_code": exit_code})
+            self._ended = True
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        self.fields |= {**fields, "updated": now()}
+        write_json(self.path, self.fields)
+        self._written = time.monotonic()
 
 
 def read_status(path: Path) -> dict[str, Any]:

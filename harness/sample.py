@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("harness")
 
+Sampler = Callable[[int, Callable[[], object]], str]  # of a number of tokens, and `sample_text`'s `between`
+
 
 @dataclass
 class SampleOptions:
@@ -43,8 +45,12 @@ def sample_text(
     temperature: float,
     top_k: int | None,
     seed: int,
+    between: Callable[[], object] = lambda: None,
 ) -> str:
-    """`prompt` and `tokens` tokens after it. Without a prompt the text begins where a document does."""
+    """`prompt` and `tokens` tokens after it. Without a prompt the text begins where a document does.
+
+    `between` is called before each token; what it raises abandons the text.
+    """
     import torch
 
     from harness.model import generate
@@ -53,24 +59,26 @@ def sample_text(
     ids = [tokenizer.boundary_token_id, *tokenizer.encode(prompt).tolist()]
     start = torch.tensor([ids], dtype=torch.int64, device=device)
     generator = torch.Generator().manual_seed(seed)
-    result = generate(model, start, tokens, temperature=temperature, top_k=top_k, generator=generator)
+    result = generate(
+        model, start, tokens, temperature=temperature, top_k=top_k, generator=generator, between=between
+    )
     return tokenizer.decode(result[0, 1:].cpu().numpy())
 
 
-def make_sampler(model: GPT, manifest: Manifest, *, seed: int) -> Callable[[int], str | None]:
-    """A function from a number of tokens to sampled text; None where none is wanted or nothing can decode."""
+def make_sampler(model: GPT, manifest: Manifest, *, seed: int) -> Sampler | None:
+    """What samples text from a run's model; None where nothing can decode its tokens."""
     from harness.prepare import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(manifest.directory, manifest)
     except UserError as error:
         log.info("no text samples: %s", error)
-        return lambda tokens: None
+        return None
 
-    def sample(tokens: int) -> str | None:
-        if tokens == 0:
-            return None
-        return sample_text(model, tokenizer, "", tokens, temperature=0.8, top_k=None, seed=seed)
+    def sample(tokens: int, between: Callable[[], object]) -> str:
+        return sample_text(
+            model, tokenizer, "", tokens, temperature=0.8, top_k=None, seed=seed, between=between
+        )
 
     return sample
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from harness import resume
 from harness.config import TrainConfig, total_steps
 from harness.config_record import to_dict
-from harness.evaluation import Evaluation, evaluate
+from harness.evaluation import evaluate
 from harness.objectives import Objective, target_counts
 from harness.optim import lr_at
 from harness.step_log import StepLog
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from harness.model import GPT
     from harness.preemption import StopRequest
     from harness.run_dir import Status
+    from harness.sample import Sampler
     from harness.saving import Saver
     from harness.storage import Store
 
@@ -83,7 +84,7 @@ class Run:
     saver: Saver
     chain: DataChain
     status: Status
-    sample: Callable[[int], str | None]
+    sample: Sampler | None
     unevaluated: bool = False
 
 
@@ -96,7 +97,7 @@ def train(run: Run, stop: StopRequest) -> bool:
     run.status.update(phase="train", step=progress.step)
     run.log.begin(progress.step, budget, progress.elapsed_s, unevaluated=run.unevaluated)
     if run.unevaluated:
-        run_evaluation(run)
+        run_evaluation(run, stop)
     while progress.step < budget and stop.name is None:
         batch, waited = next_batch(run)
         run.chain.add(batch)
@@ -108,6 +109,7 @@ def train(run: Run, stop: StopRequest) -> bool:
         run.guard.note(progress.step, progress.epoch, batch)
         last, evaluates = progress.step == budget, evaluation_is_due(config, progress.step)
         run.log.waited(waited)
+        run.status.note(step=progress.step)
         if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
             run.guard.settle()
             row: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
@@ -118,13 +120,13 @@ def train(run: Run, stop: StopRequest) -> bool:
         if evaluates:
             run.guard.settle()
             with saved_on_failure(run):
-                run_evaluation(run)
+                run_evaluation(run, stop)
         if last or run.saver.due(progress.step):
             save(run)
     if stop.name is not None:
         save(run)
     run.saver.finish()
-    return progress.step >= budget
+    return progress.step >= budget and not run.unevaluated
 
 
 def evaluation_is_due(config: TrainConfig, step: int) -> bool:
@@ -204,32 +206,57 @@ def saved_on_failure(run: Run) -> Iterator[None]:
         raise
 
 
-def run_evaluation(run: Run) -> Evaluation:
-    """Evaluate; log a row of its own and a text sample; remember the best. The training stream stays put."""
+class Abandoned(Exception):
+    """An evaluation or a text sample that a request to stop cut short."""
+
+
+def run_evaluation(run: Run, stop: StopRequest) -> None:
+    """Evaluate, and sample a text; the training stream stays put.
+
+    Where `stop` asks, what is not done yet is left; an evaluation is then made when the run goes on.
+    """
+
+    def between() -> None:
+        run.status.note()
+        if stop.name is not None:
+            raise Abandoned
+
+    run.unevaluated = True
+    with run.log.paused(), contextlib.suppress(Abandoned):
+        run.status.update(phase="evaluate", step=run.progress.step)
+        evaluate_step(run, between)
+        run.unevaluated = False
+        if run.progress.val_loss is not None:
+            sample_text(run, between)
+    run.status.update(phase="train")
+
+
+def evaluate_step(run: Run, between: Callable[[], None]) -> None:
+    """Evaluate; log a row of its own; remember the best."""
     config, progress = run.config, run.progress
-    with run.log.paused():
-        run.status.update(phase="evaluate", step=progress.step)
-        result = evaluate(
-            run.model,
-            run.validation,
-            tokens=config.evaluation.tokens,
-            batch_size=config.trainer.micro_batch_size or config.loader.batch_size,
-            seq_len=config.loader.seq_len,
-            autocast=run.autocast,
-            objective=run.judge,
-        )
-        # A checkpoint says null where the loss is no number; the row in metrics.jsonl says which.
-        progress.val_loss = result.loss if math.isfinite(result.loss) else None
-        if math.isfinite(result.loss) and result.loss < (progress.best_val_loss or math.inf):
-            progress.best_val_loss, progress.best_step = result.loss, progress.step
-        run.log.evaluation(progress, run.cursor["position"], result, data_chain(run))
-        if (
-            progress.val_loss is not None
-            and (sample := run.sample(config.evaluation.sample_tokens)) is not None
-        ):
-            log.info("sample: %r", sample)
-        run.status.update(phase="train")
-    return result
+    result = evaluate(
+        run.model,
+        run.validation,
+        tokens=config.evaluation.tokens,
+        batch_size=config.trainer.micro_batch_size or config.loader.batch_size,
+        seq_len=config.loader.seq_len,
+        autocast=run.autocast,
+        objective=run.judge,
+        between=between,
+    )
+    # A checkpoint says null where the loss is no number; the row in metrics.jsonl says which.
+    progress.val_loss = result.loss if math.isfinite(result.loss) else None
+    if math.isfinite(result.loss) and result.loss < (progress.best_val_loss or math.inf):
+        progress.best_val_loss, progress.best_step = result.loss, progress.step
+    run.log.evaluation(progress, run.cursor["position"], result, data_chain(run))
+
+
+def sample_text(run: Run, between: Callable[[], None]) -> None:
+    """Log a text sample, where one is wanted and its tokens can be decoded."""
+    tokens = run.config.evaluation.sample_tokens
+    if run.sample is not None and tokens:
+        run.status.update(phase="sample")
+        log.info("sample: %r", run.sample(tokens, between))
 
 
 def save(run: Run) -> None:

@@ -5,6 +5,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout need not be installed
-    from harness.prepare.convert_cli import main
+    from harness.entry import convert
 
-    main()
+    convert()

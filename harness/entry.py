@@ -1,0 +1,48 @@
+"""Where every command begins: signals are answered before anything large is imported."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+
+from harness import preemption
+from harness.errors import EXIT_AT_ONCE
+
+
+def train() -> None:
+    """`train.py`, `harness-train`."""
+    preemption.run(lambda: _main("harness.cli"))
+
+
+def prepare() -> None:
+    """`prepare_data.py`, `harness-prepare`. The same command goes on where it was stopped, so 75 here too."""
+    preemption.run(lambda: _main("harness.prepare.cli"))
+
+
+def verify() -> None:
+    """`verify_data.py`, `harness-verify`."""
+    _until_ctrl_c("harness.verify_cli")
+
+
+def convert() -> None:
+    """`convert_data.py`, `harness-convert`."""
+    _until_ctrl_c("harness.prepare.convert_cli")
+
+
+def sample() -> None:
+    """`sample.py`, `harness-sample`."""
+    _until_ctrl_c("harness.sample")
+
+
+def evaluate() -> None:
+    """`evaluate.py`, `harness-evaluate`."""
+    _until_ctrl_c("harness.evaluation_cli")
+
+
+def _until_ctrl_c(module: str) -> None:
+    """A command that keeps nothing to go on from: Ctrl-C is 130, other signals mean what they always do."""
+    preemption.run(lambda: _main(module), EXIT_AT_ONCE, (signal.SIGINT,))
+
+
+def _main(module: str) -> None:
+    importlib.import_module(module).main()
