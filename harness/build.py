@@ -114,7 +114,7 @@ def assemble(
             round(objective.flops * flops_per_token(model)),
             peak_flops(device),
         ),
-        guard=Guard(path, config, learner.optimizer, device, step=progress.step, finish_saving=saver.finish),
+        guard=Guard(path, config, learner.optimizer, device, step=progress.step, finish_saving=saver.wait),
         saver=saver,
         chain=_chain(config, data, saved),
         unevaluated=unevaluated,

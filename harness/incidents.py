@@ -18,13 +18,17 @@ happened, and their steps may go back. Deleting a stop's row gives its checkpoin
 
 from __future__ import annotations
 
-import os
+import contextlib
+import logging
 from pathlib import Path
 from typing import Any
 
 from harness import checkpoint
+from harness.append_file import AppendFile
 from harness.commands import command, override, shown
 from harness.tracking import jsonl
+
+log = logging.getLogger("harness")
 
 FILE = "incidents.jsonl"
 _SAMPLES = {"sliding_window": "windows", "contrastive_rows": "pairs"}  # else rows
@@ -37,14 +41,21 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def append(run_dir: Path, row: dict[str, Any]) -> None:
-    """Write one row durably: a checkpoint may be saved, or kept, on the strength of it."""
+    """Write one row durably: a checkpoint may be saved, or kept, on the strength of it.
+
+    Raises `OSError` where a stop cannot be written; any other row is then in the log, and the run goes on.
+    """
     path = run_dir / FILE
     if row["action"] == "stop":
         jsonl.keep_rows(path, lambda old: (old.get("action"), old.get("step")) != ("stop", row["step"]))
-    with open(path, "ab") as file:
-        file.write(jsonl.encode_row(row))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with contextlib.closing(AppendFile(path)) as file:
+            file.append(jsonl.encode_row(row))
+            file.sync()
+    except OSError as error:
+        if row["action"] == "stop":
+            raise
+        log.error("%s cannot be written (%s); it lacks %s", path, error.strerror, row)
 
 
 def cut_after(run_dir: Path, step: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from harness import admission, growth, incidents, lineage, resume, run_dir, weights
+from harness import admission, growth, incidents, lineage, resume, retention, run_dir, weights
 from harness.build import Learner, assemble, build_learner
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
@@ -116,6 +116,8 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
         path.mkdir(parents=True, exist_ok=True)
         with admission.locked(path):
             admission.check(config, path, saved)  # again: another start may have come first
+            for gone in retention.clean_leftovers(path):
+                log.info("removed   %s, which a writer that was killed had left", shown(gone))
             return _execute(plan, learner, composed, stop)
 
 

@@ -31,9 +31,12 @@ from typing import Any
 import yaml
 
 from harness import growth
+from harness.append_file import AppendFile
 from harness.errors import EXIT_DONE
 from harness.files import write_atomic, write_json
 from harness.storage.manifest import manifest_digest
+
+log = logging.getLogger("harness")
 
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb", "safetensors")
 _NOTE_INTERVAL = 5.0  # seconds
@@ -141,10 +144,11 @@ class Status:
     where the loop goes on (a step, a batch of an evaluation, a token of a sample, a part of a save), never by
     a clock beside it. So a state of running whose `updated` is older than a minute means that one such
     thing takes that long, or that the run hangs, or that its process is gone: `pid` on `host` says which.
+    A disk that does not take the file is said once, and does not end the run.
     """
 
     def __init__(self, path: Path, **fields: Any) -> None:
-        self.path, self._lock, self._ended = path, threading.Lock(), False
+        self.path, self._lock, self._ended, self._said = path, threading.Lock(), False, False
         self.fields: dict[str, Any] = {
             "state": "running",
             "phase": "start",
@@ -189,7 +193,12 @@ class Status:
 
     def _write(self, fields: dict[str, Any]) -> None:
         self.fields |= {**fields, "updated": now()}
-        write_json(self.path, self.fields)
+        try:
+            write_json(self.path, self.fields)
+        except OSError as error:
+            if not self._said:
+                log.warning("%s cannot be written (%s): it says what was before", self.path, error.strerror)
+            self._said = True
         self._written = time.monotonic()
 
 
@@ -202,10 +211,25 @@ def read_status(path: Path) -> dict[str, Any]:
     return status if isinstance(status, dict) else {}
 
 
+class _LogFile(logging.Handler):
+    """Appends to a file; lines that a full disk keeps out go with a later one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = AppendFile(path)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._file.append(f"{self.format(record)}\n".encode(errors="backslashreplace"))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 @contextlib.contextmanager
 def log_file(path: Path) -> Iterator[None]:
     """Keep the harness's log in `train.log` as well, with times. `harness.file` goes there alone."""
-    handler = logging.FileHandler(path / "train.log", encoding="utf-8")
+    handler = _LogFile(path / "train.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     harness, file_only = logging.getLogger("harness"), logging.getLogger("harness.file")
     file_only.propagate = False

@@ -1,41 +1,192 @@
-"""When a run is saved, and that it was."""
+"""When a run is saved, that it was, and what happens where it could not be.
+
+A checkpoint is written from a copy, by a thread, while training goes on; at most one at a time. The thread is
+a daemon, so no disk that hangs keeps the process from ending; and `close` first waits for what is being
+written and then tells it to give up, because a process that ends while a thread is inside of torch's C++ is
+aborted (exit code 134 after the right message).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import shutil
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import checkpoint
-from harness.commands import shown
+from harness import checkpoint_writer, retention
+from harness.checkpoint import checkpoints_dir, complete_steps
+from harness.checkpoint_writer import Cancelled
+from harness.commands import command, shown
 from harness.config import CheckpointConfig
+from harness.errors import RunFailed, UserError
+from harness.files import write_atomic
+from harness.host_copy import HostCopy, tensor_bytes
 
 log = logging.getLogger("harness")
 
+GRACE_S = 5.0  # what a run that ends in an error waits for the save that is under way
+GIVE_UP_S = 2.0  # and then for its thread to notice
+
 
 class Saver:
-    """Writes the checkpoints of the run in `run_dir`, as often as `config` says."""
+    """Writes the checkpoints of the run in `run_dir` as often as `config` says, and removes old ones.
+
+    A save that fails for the operating system's reasons is said and tried again at the next interval, until
+    `max_failures` in a row end the run with `RunFailed`; any other error is a fault of the harness and is
+    raised by the next call. To be closed in a `finally`.
+    """
 
     def __init__(self, run_dir: Path, config: CheckpointConfig) -> None:
+        self.last_saved: int | None = None
         self._run_dir, self._config = run_dir, config
-        self._last = time.monotonic()
+        self._begun = time.monotonic()
+        self._memory = HostCopy()
+        self._thread: threading.Thread | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+        self._cancelled = threading.Event()
+        self._failures, self._failure, self._fault = 0, "", None  # type: int, str, BaseException | None
+        self._said: set[str] = set()
+
+    @property
+    def waits(self) -> bool:
+        """Whether a save would keep its caller waiting for a disk."""
+        return not (self._config.background and self._idle.is_set())
 
     def due(self, step: int) -> bool:
-        """Whether step `step`, just done, is to be saved."""
+        """Whether step `step`, just done, is to be saved; raises where earlier saves end the run."""
+        self._raise_if_hopeless()
         minutes = self._config.minutes
-        if minutes is not None and time.monotonic() - self._last >= 60 * minutes:
+        if minutes is not None and time.monotonic() - self._begun >= 60 * minutes:
             return True
         return step % self._config.interval == 0
 
-    def save(self, parts: dict[str, Any]) -> None:
-        """Write a checkpoint of `parts`, the arguments of `checkpoint.save`."""
-        path = checkpoint.save(self._run_dir, **parts)
-        self._last = time.monotonic()
-        log.info("saved %s", shown(path))
+    def save(self, parts: dict[str, Any], before: Callable[[], object] = lambda: None) -> None:
+        """Save `parts`, the arguments of `checkpoint_writer.write`, when the save before is done.
+
+        The tensors may be changed as soon as this returns. `before` is called first, where the writing
+        happens: it makes durable what the checkpoint counts on, and its `OSError` is a failed save. A step
+        that is saved already is left as it is.
+        """
+        self.wait()
+        self._raise_if_hopeless()
+        step = parts["trainer"]["step"]
+        if self._is_saved(step):
+            self._failure, self.last_saved = "", step
+            return
+        self._begun = time.monotonic()
+        if not self._config.background:
+            self._write(parts, before)
+            return
+        copied = self._memory.take(parts)
+        self._idle.clear()
+        self._thread = threading.Thread(
+            target=self._write_copy, args=(copied, before), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when no save is under way."""
+        self._idle.wait()
 
     def finish(self) -> None:
-        """Return when the newest checkpoint is on disk; raises what kept it from there."""
+        """Return when the step given to `save` last is on disk; raises `RunFailed` where it is not."""
+        self.wait()
+        self._raise_if_hopeless()
+        if self._failure:
+            raise RunFailed(f"{self._failure}. {self._advice()}")
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the thread: what it writes is finished if that is soon, else given up. Raises nothing."""
+        if not self._idle.wait(GRACE_S):
+            self._cancelled.set()
+            if not self._idle.wait(GIVE_UP_S):
+                log.warning(
+                    "a checkpoint was still being written to %s", shown(checkpoints_dir(self._run_dir))
+                )
+
+    def _is_saved(self, step: int) -> bool:
+        with contextlib.suppress(OSError):  # what cannot be looked at cannot be written either, which is said
+            return step in complete_steps(self._run_dir)
+        return False
+
+    def _raise_if_hopeless(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        if self._failures >= self._config.max_failures:
+            limit = f"checkpoint.max_failures={self._config.max_failures}"
+            raise RunFailed(
+                f"{self._failures} saves in a row failed ({limit}): {self._failure}. {self._advice()}"
+            )
+
+    def _write_copy(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
+        try:
+            self._memory.wait()
+            self._write(parts, before)
+        except BaseException as error:  # raised where the loop is
+            self._fault = error
+        finally:
+            self._idle.set()
+
+    def _write(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
+        trainer = parts["trainer"]
+        try:
+            before()
+            path = checkpoint_writer.write(self._run_dir, **parts, cancelled=self._cancelled)
+        except Cancelled:
+            return
+        except OSError as error:
+            self._failed(trainer["step"], parts, error)
+            return
+        self._failures, self._failure = 0, ""
+        self.last_saved = trainer["step"]
+        log.info("saved %s", shown(path))
+        try:
+            write_atomic(path.with_name("latest"), path.name + "\n")
+            retention.remove_surplus(
+                self._run_dir, self._config, trainer["step"], trainer["run_id"], trainer["best_step"]
+            )
+        except (OSError, UserError) as error:
+            self._say_once(
+                f"step {trainer['step']} is saved, but older checkpoints could not be removed: {error}"
+            )
+
+    def _failed(self, step: int, parts: dict[str, Any], error: OSError) -> None:
+        self._failures += 1
+        free = "unknown"
+        with contextlib.suppress(OSError):
+            free = f"{shutil.disk_usage(self._run_dir).free:,}"
+        where = error.filename or checkpoints_dir(self._run_dir)
+        self._failure = (
+            f"step {step} could not be saved: {where}: {error.strerror or error} "
+            f"({free} bytes free, about {tensor_bytes(parts):,} needed)"
+        )
+        if self._failures < self._config.max_failures:
+            log.warning(
+                "%s. %s; training goes on and the next checkpoint is tried when it is due. "
+                "Failure %d in a row, %d end the run (checkpoint.max_failures)",
+                self._failure, self._older(), self._failures, self._config.max_failures,
+            )  # fmt: skip
+
+    def _older(self) -> str:
+        steps = []
+        with contextlib.suppress(OSError):
+            steps = complete_steps(self._run_dir)
+        return (
+            f"Older checkpoints are intact, the newest is step {steps[-1]}"
+            if steps
+            else "No older one is to be seen"
+        )
+
+    def _advice(self) -> str:
+        again = command("train", f"resume={shown(self._run_dir)}")
+        return f"{self._older()}. Make room, or give the folder back its permission, then go on: {again}"
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            log.warning("%s", message)

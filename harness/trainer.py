@@ -21,6 +21,7 @@ from torch import Tensor
 from harness import resume
 from harness.config import TrainConfig, total_steps
 from harness.config_record import to_dict
+from harness.errors import RunFailed
 from harness.evaluation import evaluate
 from harness.objectives import Objective, target_counts
 from harness.optim import lr_at
@@ -125,7 +126,9 @@ def train(run: Run, stop: StopRequest) -> bool:
             save(run)
     if stop.name is not None:
         save(run)
+    run.status.update(phase="save", step=progress.step)
     run.saver.finish()
+    run.status.note(last_saved=run.saver.last_saved)
     return progress.step >= budget and not run.unevaluated
 
 
@@ -202,7 +205,11 @@ def saved_on_failure(run: Run) -> Iterator[None]:
     try:
         yield
     except Exception:
-        save(run)
+        try:
+            save(run)
+            run.saver.finish()
+        except RunFailed as failed:
+            log.error("%s", failed)
         raise
 
 
@@ -264,9 +271,9 @@ def save(run: Run) -> None:
     progress = run.progress
     run.guard.settle()  # nothing is saved after a step that was no step
     with run.log.paused():
-        run.status.update(phase="save", step=progress.step)
+        if run.saver.waits:
+            run.status.update(phase="save", step=progress.step)
         progress.elapsed_s = run.log.elapsed_s()
-        run.log.metrics.sync()  # the rows a checkpoint counts on are durable before it is
         parts = {
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
@@ -275,5 +282,6 @@ def save(run: Run) -> None:
             "trainer": {**vars(progress), "data_chain": None, **data_chain(run), **run.identity},
             "config": to_dict(run.config),
         }
-        run.saver.save(parts)
-        run.status.update(phase="train")
+        # The rows that a checkpoint counts on are durable before it is.
+        run.saver.save(parts, before=run.log.metrics.sync)
+        run.status.note(phase="train", last_saved=run.saver.last_saved)

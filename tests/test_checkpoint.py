@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from harness import checkpoint
+from harness import checkpoint, checkpoint_writer
 from harness.checkpoint import FILES
 from harness.errors import UserError
 from tests.helpers_runs import run, snapshot, tiny_config, write_text_set
@@ -140,7 +140,9 @@ def test_a_path_without_checkpoints_is_refused(tmp_path: Path, kind: str) -> Non
 def test_a_saved_step_is_left_as_it_is(copy: Path) -> None:
     before = snapshot(copy)
     saved = checkpoint.open_checkpoint(newest(copy))
-    checkpoint.save(copy, model={}, optimizer={}, rng={}, loader={}, trainer={"step": saved.step}, config={})
+    checkpoint_writer.write(
+        copy, model={}, optimizer={}, rng={}, loader={}, trainer={"step": saved.step}, config={}
+    )
     assert snapshot(copy) == before
 
 
@@ -150,14 +152,16 @@ def test_leftovers_of_a_killed_writer_are_replaced(copy: Path) -> None:
     (leftover / "model.safetensors").write_bytes(b"half")
     model = {"weight": torch.ones(2)}
     trainer = checkpoint.open_checkpoint(newest(copy)).trainer | {"step": 6}
-    path = checkpoint.save(copy, model=model, optimizer={}, rng={}, loader={}, trainer=trainer, config={})
+    path = checkpoint_writer.write(
+        copy, model=model, optimizer={}, rng={}, loader={}, trainer=trainer, config={}
+    )
     assert checkpoint.open_checkpoint(path).step == 6
     assert not leftover.exists()
 
 
 def test_a_failed_save_leaves_no_checkpoint_and_keeps_the_others(copy: Path) -> None:
     with pytest.raises(TypeError):
-        checkpoint.save(
+        checkpoint_writer.write(
             copy, model={"w": torch.ones(2)}, optimizer={}, rng={}, loader={"bad": object()},
             trainer={"step": 6}, config={},
         )  # fmt: skip

@@ -7,20 +7,26 @@ that every parser reads, and that says which of the three it was. `read_rows` gi
 from __future__ import annotations
 
 import json
+import logging
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness.append_file import AppendFile
 from harness.errors import UserError
 from harness.files import write_atomic
+
+log = logging.getLogger("harness")
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class MetricsFile:
-    """Appends rows to `path`, which may exist: a line that a crash left unfinished is dropped first."""
+    """Appends rows to `path`, which may exist: a line that a crash left unfinished is dropped first.
+
+    Rows that a full disk keeps out wait in memory, which is said once, and are written with the next.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,20 +34,34 @@ class MetricsFile:
             lines = _whole_lines(path)
             if sum(map(len, lines)) != path.stat().st_size:
                 write_atomic(path, b"".join(lines))
-        self._file = open(path, "ab")  # noqa: SIM115 - closed by close()
+        self.path, self._file, self._waits = path, AppendFile(path), False
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row of plain values and hand it to the operating system."""
-        # One write of a whole line: a reader, or a crash of this process, never sees half of it.
-        self._file.write(encode_row(row))
-        self._file.flush()
+        error = self._file.append(encode_row(row))
+        if error is not None and not self._waits:
+            log.warning("%s cannot be written (%s): its rows wait in memory", self.path, error.strerror)
+        elif error is None and self._waits:
+            log.info("%s is written again, no row is missing", self.path)
+        self._waits = error is not None
 
     def sync(self) -> None:
-        """Make every row so far durable: to be called before a checkpoint that counts on them."""
-        os.fsync(self._file.fileno())
+        """Make every row so far durable: to be called before a checkpoint that counts on them.
+
+        Raises `OSError` where that is not possible.
+        """
+        try:
+            self._file.sync()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
+        """Try the waiting rows once more; those that are lost are counted in the log."""
         self._file.close()
+        if self._file.waiting:
+            log.error(
+                "%s lacks its last %d rows: it could not be written", self.path, len(self._file.waiting)
+            )
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,165 @@
+"""Writing a checkpoint: whole or not at all.
+
+A step is built as `step-N.tmp`, every file and folder fsynced, then renamed. All bytes go through `_File`, in
+blocks: so they are hashed as they are written, the operating system's own error is known (the libraries that
+write tensors have errors of their own for a full disk), and a writer that is to give up does so within a
+block. A thread inside of a library's C++ when the process ends would abort it: see `saving.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from harness.checkpoint import step_dir
+from harness.checkpoint_files import (
+    CONFIG,
+    FILES,
+    FORMAT_VERSION,
+    INDEX,
+    LOADER,
+    MODEL,
+    OPTIMIZER,
+    RNG,
+    TRAINER,
+)  # fmt: skip
+from harness.files import fsync_dir, write_atomic
+from harness.safetensors_file import write_safetensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BLOCK = 16 << 20
+
+
+class Cancelled(Exception):
+    """The writer was told to give up; nothing of its step is left."""
+
+
+def write(
+    run_dir: Path,
+    *,
+    model: dict[str, Tensor],
+    optimizer: dict[str, Any],
+    rng: dict[str, Any],
+    loader: dict[str, Any],
+    trainer: dict[str, Any],
+    config: dict[str, Any],
+    cancelled: threading.Event | None = None,
+) -> Path:
+    """Write the step `trainer["step"]`, durably; one that is already saved is left as it is. Its folder.
+
+    A failure leaves nothing behind and raises the `OSError` that caused it, with the path of the file.
+    `cancelled`: where another thread sets it, `Cancelled` is raised soon.
+    """
+    target = step_dir(run_dir, trainer["step"])
+    if (target / INDEX).is_file():
+        return target
+    writers: dict[str, Callable[[_File], object]] = {
+        MODEL: lambda file: write_safetensors(model, file),
+        OPTIMIZER: lambda file: _save_tensors(optimizer, file),
+        RNG: lambda file: _save_tensors(rng, file),
+        LOADER: lambda file: file.write(_json(loader)),
+        TRAINER: lambda file: file.write(_json(trainer)),
+        CONFIG: lambda file: file.write(yaml.safe_dump(config, sort_keys=False).encode()),
+    }
+    temporary = target.with_name(target.name + ".tmp")
+    _make_room(temporary, target)
+    try:
+        entries = {}
+        for name in FILES:
+            with _File(temporary / name, cancelled) as file:
+                writers[name](file)
+            entries[name] = {"bytes": file.size, "sha256": file.sha256()}
+        index = {"format_version": FORMAT_VERSION, "step": trainer["step"], "files": entries}
+        write_atomic(temporary / INDEX, _json(index))
+        if cancelled is not None and cancelled.is_set():
+            raise Cancelled
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
+        raise
+    fsync_dir(target.parent)
+    return target
+
+
+def _make_room(temporary: Path, target: Path) -> None:
+    """An empty folder `temporary`, and nothing at `target`; what a killed writer left there goes."""
+    for leftover in (temporary, target):  # without an index it is no checkpoint
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    if not target.parent.is_dir():
+        target.parent.mkdir()
+        fsync_dir(target.parent.parent)
+    temporary.mkdir()
+
+
+class _File:
+    """A new file, durable when the context ends without an error; only `write` and `flush`, for libraries."""
+
+    def __init__(self, path: Path, cancelled: threading.Event | None) -> None:
+        self.path, self.size = path, 0
+        self._cancelled, self._digest = cancelled, hashlib.sha256()
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> _File:
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        return self
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of `data`, a block at a time."""
+        whole = memoryview(data)
+        left = whole.cast("B") if whole.nbytes else whole  # an empty one cannot be cast
+        try:
+            while left:
+                if self._cancelled is not None and self._cancelled.is_set():
+                    raise Cancelled
+                count = os.write(self._descriptor, left[:_BLOCK])
+                self._digest.update(left[:count])
+                self.size += count
+                left = left[count:]
+        except BaseException as error:
+            self._error = error
+            raise
+        return whole.nbytes
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                os.fsync(self._descriptor)
+        except OSError as failure:
+            self._error = failure
+        finally:
+            os.close(self._descriptor)
+        cause = self._error  # of what a library made an error of its own
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, cause.strerror, str(self.path)) from error
+        if cause is not None and cause is not error:
+            raise cause
+
+
+def _save_tensors(value: dict[str, Any], file: _File) -> None:
+    import torch
+
+    torch.save(value, file)  # type: ignore[arg-type]  # it needs no more of a file than ours has
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

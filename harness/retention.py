@@ -1,0 +1,88 @@
+"""Which checkpoints of a run stay, and the removal of the others and of what killed writers left.
+
+Whatever the run did not write stays: a checkpoint counts as its own where its files are those of a
+checkpoint and its trainer.json names this run and the folder's step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+from harness import incidents
+from harness.checkpoint import checkpoints_dir, complete_steps, step_dir
+from harness.checkpoint_files import FILES, INDEX, TRAINER
+from harness.config import CheckpointConfig
+from harness.files import fsync_dir
+
+_LEFT_FOLDER = re.compile(r"step-\d{8,}\.tmp|\.step-\d{8,}\.removed")  # of a writer, of a removal
+_LEFT_FILE = re.compile(r"\..+\.\d+\.tmp")  # of harness.files.replacing
+
+
+def remove_surplus(
+    run_dir: Path, config: CheckpointConfig, newest: int, run_id: str, best: int | None
+) -> None:
+    """Remove what `config` does not keep, oldest first; only after the step `newest` is on disk.
+
+    `best` is the step of the best validation loss so far. Raises `OSError` where a removal fails, `UserError`
+    where the incidents that keep some cannot be read.
+    """
+    for step in surplus(run_dir, config, newest, run_id, best):
+        _remove(step_dir(run_dir, step))
+
+
+def surplus(run_dir: Path, config: CheckpointConfig, newest: int, run_id: str, best: int | None) -> list[int]:
+    """The steps that may go, ascending."""
+    if config.keep_last is None:
+        return []
+    kept = incidents.kept_steps(run_dir) | {newest}
+    if config.keep_best and best is not None:
+        kept.add(best)
+    own = (
+        step for step in reversed(complete_steps(run_dir)) if _is_own(step_dir(run_dir, step), step, run_id)
+    )
+    older = itertools.islice(own, config.keep_last, None)
+    every = config.keep_every
+    return sorted(step for step in older if step not in kept and (every is None or step % every))
+
+
+def clean_leftovers(run_dir: Path) -> list[Path]:
+    """Remove what killed writers left in a run directory that this process holds alone; what went."""
+    gone = []
+    for folder in (run_dir, run_dir / ".hydra", checkpoints_dir(run_dir)):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if path.is_symlink():
+                continue
+            if path.is_file() and _LEFT_FILE.fullmatch(path.name):
+                path.unlink()
+            elif folder == checkpoints_dir(run_dir) and path.is_dir() and _LEFT_FOLDER.fullmatch(path.name):
+                shutil.rmtree(path)
+            else:
+                continue
+            gone.append(path)
+    return gone
+
+
+def _remove(folder: Path) -> None:
+    """Rename, so that a removal that is killed leaves nothing that looks like a checkpoint, then remove."""
+    going = folder.with_name(f".{folder.name}.removed")
+    if going.exists():
+        shutil.rmtree(going)
+    os.rename(folder, going)
+    fsync_dir(folder.parent)
+    shutil.rmtree(going)
+
+
+def _is_own(folder: Path, step: int, run_id: str) -> bool:
+    try:
+        names = {path.name for path in folder.iterdir()}
+        trainer = json.loads((folder / TRAINER).read_bytes())
+    except (OSError, ValueError):
+        return False
+    if folder.is_symlink() or names != {*FILES, INDEX} or not isinstance(trainer, dict):
+        return False
+    return bool(trainer.get("run_id") == run_id and trainer.get("step") == step)
