@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Iterable
@@ -12,9 +11,9 @@ WINDOW = 128  # losses that a loss is compared with
 ENOUGH = 32  # fewer say too little
 # MAD of a normal distribution times this is its standard deviation (1 / the normal quantile of 3/4).
 _MAD_TO_SIGMA = 1.4826
-# Losses that hardly differ (a model that starts from its reference, a set learnt by heart) make any rise look
-# immense; a rise below this share of the median a unit of z is no spike.
-_LEAST_SIGMA = 0.002
+# In nats. Losses that hardly differ (a set learnt by heart, a model that starts from its reference) would
+# make any rise look immense.
+_LEAST_SIGMA = 0.01
 
 
 class Spike(NamedTuple):
@@ -25,7 +24,7 @@ class Spike(NamedTuple):
 
 
 class SpikeDetector:
-    """Judges each loss by the last `WINDOW` ones: `(loss - median) / (1.4826 * MAD)`, upward only.
+    """Judges each loss in nats by the last `WINDOW` ones: `(loss - median) / (1.4826 * MAD)`, upward only.
 
     The median absolute deviation is not moved by the spikes themselves, as a standard deviation would be.
     They enter the window too: a loss that stays high is the new normal after half a window. `threshold`
@@ -49,6 +48,5 @@ class SpikeDetector:
         if loss <= median:
             return None
         mad = statistics.median(abs(value - median) for value in self._losses)
-        sigma = max(_MAD_TO_SIGMA * mad, _LEAST_SIGMA * abs(median))
-        zscore = (loss - median) / sigma if sigma > 0 else math.inf
+        zscore = (loss - median) / max(_MAD_TO_SIGMA * mad, _LEAST_SIGMA)
         return Spike(zscore, median) if zscore >= self.threshold else None

@@ -137,6 +137,20 @@ def test_after_a_bad_step_no_later_one_changes_anything_until_the_run_stops(tmp_
     assert same(trained.tensors(), before)
 
 
+def test_spikes_close_together_are_counted_in_the_next_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = Trained(tmp_path, fused=True).begin("stop")
+    spikes = [60, 61, 62, 150, 175]
+    for step in range(1, 176):
+        trained.take(9.0 if step in spikes else 2.0)
+    assert [row["step"] for row in incidents.read(tmp_path)] == spikes
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(":")[0] for line in lines] == ["step 60", "step 175"]
+    assert "more since" not in lines[0]
+    assert "3 more since step 60" in lines[1]
+
+
 class _Late:
     """A copy from the device that arrives when two more steps are under way."""
 
