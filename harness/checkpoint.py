@@ -161,13 +161,14 @@ def _others(path: Path) -> str:
     return f"Use {step_dir(path.parent.parent, steps[-1])}" if steps else "The run has no other checkpoint."
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint:
     """Check every file's size and SHA-256 against the index, then read the small ones.
 
-    Raises `UserError` naming the file and both values for anything missing, cut, changed or foreign.
+    `tensors` False leaves out the large ones, for what asks only who and where the run was. Raises
+    `UserError` naming the file and both values for anything missing, cut, changed or foreign.
     """
     try:
-        checkpoint = _read(path)
+        checkpoint = _read(path, FILES if tensors else (LOADER, TRAINER, CONFIG))
     except UserError as error:
         raise UserError(f"{error}. {_others(path)}") from None
     named = _STEP.fullmatch(path.name)
@@ -176,10 +177,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, checked: tuple[str, ...]) -> Checkpoint:
     index = read_index(path)
     step, files = index["step"], index["files"]
-    for name in FILES:
+    for name in checked:
         check_file(path, name, files[name])
     trainer, loader, config = read_trainer(path), read_json(path, LOADER), read_config(path)
     if trainer["step"] != step:

@@ -18,6 +18,7 @@ _CONSOLE = {
     "sample": "harness-sample",
     "evaluate": "harness-evaluate",
     "inspect_batch": "harness-inspect",
+    "audit_data": "harness-audit",
 }
 
 

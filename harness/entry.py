@@ -39,6 +39,16 @@ def evaluate() -> None:
     _until_ctrl_c("harness.evaluation_cli")
 
 
+def inspect() -> None:
+    """`inspect_batch.py`, `harness-inspect`."""
+    _until_ctrl_c("harness.inspect_cli")
+
+
+def audit() -> None:
+    """`audit_data.py`, `harness-audit`."""
+    _until_ctrl_c("harness.audit_cli")
+
+
 def _until_ctrl_c(module: str) -> None:
     """A command that keeps nothing to go on from: Ctrl-C is 130, other signals mean what they always do."""
     preemption.run(lambda: _main(module), EXIT_AT_ONCE, (signal.SIGINT,))

@@ -18,8 +18,11 @@ T = TypeVar("T")
 
 
 def parse(argv: list[str], options: type[T], positional: str, what: str) -> tuple[Path, T]:
-    """The path and the options; `--help` prints them with their defaults and exits."""
-    fields = {field.name: field for field in dataclasses.fields(options)}  # type: ignore[arg-type]
+    """The path and the options; `--help` prints them with their defaults and exits.
+
+    A field with `metadata={"word": "data.path"}` goes by that word.
+    """
+    fields = {field.metadata.get("word", field.name): field for field in dataclasses.fields(options)}  # type: ignore[arg-type]
     if not argv or "-h" in argv or "--help" in argv:
         print(f"{what}\n\nusage: {Path(sys.argv[0]).name} {positional} [key=value ...]\n")
         for name, field in fields.items():
@@ -35,7 +38,8 @@ def parse(argv: list[str], options: type[T], positional: str, what: str) -> tupl
             raise UserError(f"give one {positional}, then key=value options; got {first} and {word}")
         if key not in fields:
             raise UserError(f"there is no option {key}{did_you_mean(key, fields)}")
-        values[key] = _value(key, text, typing.get_type_hints(options)[key])
+        name = fields[key].name
+        values[name] = _value(key, text, typing.get_type_hints(options)[name])
     return Path(first), options(**values)
 
 

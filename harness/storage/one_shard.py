@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from harness.storage.hdf5 import hdf5_extents
 from harness.storage.manifest import Manifest, Shard
-from harness.storage.manifest_schema import Split
+from harness.storage.manifest_schema import SIDES, Split
 from harness.storage.npy import npy_extents
-from harness.storage.rows import RowStore
+from harness.storage.rows import PairStore, RowStore
 from harness.storage.tokens import TokenStore
 
 
@@ -50,6 +50,13 @@ def open_shard(manifest: Manifest, place: Place) -> TokenStore | RowStore:
     split = replace(place.split, total_tokens=shard.tokens, documents=shard.documents, shards=(shard,))
     alone = replace(manifest, splits={key: split})
     return open_part(alone, key, mmap=False)
+
+
+def open_known(manifest: Manifest, split: str, *, mmap: bool = True) -> TokenStore | RowStore | PairStore:
+    """The split `train` or `val` of a manifest that is loaded already; else as `open_part`."""
+    if manifest.storage.layout != "contrastive":
+        return open_part(manifest, split, mmap=mmap)
+    return PairStore(*(RowStore.of(manifest, f"{split}.{side}", mmap=mmap) for side in SIDES))
 
 
 def open_part(manifest: Manifest, key: str, *, mmap: bool = True) -> TokenStore | RowStore:

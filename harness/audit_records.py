@@ -1,0 +1,194 @@
+"""What a run directory claims of its steps: the rows of metrics.jsonl and the small files of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness import checkpoint, lineage
+from harness.config import total_steps
+from harness.errors import UserError
+from harness.replay import RunRecord
+
+_HEX = re.compile("[0-9a-f]{64}")
+
+
+class Fault(NamedTuple):
+    """Something that is not as it was claimed, at `step` or, where no step is concerned, before it."""
+
+    step: int
+    text: str
+
+
+class Claim(NamedTuple):
+    """What `source` says of the run after `step`; None: it says nothing of that."""
+
+    step: int
+    source: str
+    data_chain: str | None = None
+    batch_sha256: str | None = None
+    epoch: int | None = None
+    position: int | None = None
+
+
+@dataclass
+class Records:
+    """All claims, and the faults that show without the data. `last`: the last step that is claimed."""
+
+    claims: list[Claim] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    rows: int = 0
+    checkpoints: int = 0
+    last: int = 0
+
+
+def read_records(run: RunRecord) -> Records:
+    """Everything that the run claims up to `run.last`, in order of steps; a torn last line is left out."""
+    records = Records()
+    rows = list(_rows(run, records))
+    _check_order(run, [(source, row) for source, row in rows if "loss" in row], records)
+    records.rows = len(rows)
+    records.claims += [_claim(source, row, records) for source, row in rows]
+    records.claims += _checkpoints(run, records)
+    records.claims.sort(key=lambda claim: claim.step)
+    records.last = max((claim.step for claim in records.claims), default=0)
+    _check_gaps(run, {claim.step: claim for claim in records.claims if "metrics" in claim.source}, records)
+    return records
+
+
+def own_start(run: RunRecord) -> int:
+    """The step after which the run itself trained: 0, or where a branch began."""
+    return next(s.step for s in run.segments if s.run_id == run.segments[-1].run_id)
+
+
+def _rows(run: RunRecord, records: Records) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows up to the run's budget, each with its place in the file."""
+    path = run.path / "metrics.jsonl"
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        lines = [b""]
+    budget, before = total_steps(run.config), 0
+    for number, line in enumerate(lines, start=1):
+        source = f"metrics.jsonl line {number}"
+        try:
+            row = json.loads(line)
+            step = row["step"]
+        except (ValueError, TypeError, KeyError):
+            if number < len(lines):  # the last one may still be written
+                records.faults.append(
+                    Fault(before, f"{source}, after step {before}, is not a row: {line[:60]!r}")
+                )
+            continue
+        if type(step) is not int or step < 0 or step > budget:
+            records.faults.append(
+                Fault(before, f"{source} has step={step!r}, but the run's steps are 1 to {budget}")
+            )
+        elif run.last is None or step <= run.last:
+            before = step
+            yield source, row
+
+
+def _claim(source: str, row: dict[str, Any], records: Records) -> Claim:
+    def value(key: str, fits: bool) -> Any:
+        if row.get(key) is not None and not fits:
+            records.faults.append(Fault(row["step"], f"{source}: {key}={row[key]!r} is none"))
+            return None
+        return row.get(key)
+
+    hashes = {key: value(key, _is_hash(row.get(key))) for key in ("data_chain", "batch_sha256")}
+    places = {key: value(key, type(row.get(key)) is int) for key in ("epoch", "position")}
+    return Claim(row["step"], source, **hashes, **places)
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and _HEX.fullmatch(value) is not None
+
+
+def _check_order(run: RunRecord, rows: list[tuple[str, dict[str, Any]]], records: Records) -> None:
+    """The steps of training rows rise, from where the run began; with every batch logged none is missing."""
+    before, hashed, chained = own_start(run), False, True
+    for source, row in rows:
+        step = row["step"]
+        if step == before:
+            records.faults.append(Fault(step, f"{source} is a second row of step {step}"))
+        elif step < before:
+            records.faults.append(
+                Fault(step, f"{source}, of step {step}, comes after step {before}: out of order")
+            )
+        elif hashed and "batch_sha256" in row and step > before + 1:
+            records.faults.append(
+                Fault(
+                    before + 1,
+                    f"{_steps(before + 1, step - 1)} missing before {source}: every step was logged",
+                )
+            )
+        if not chained and "data_chain" in row:
+            records.faults.append(
+                Fault(
+                    step,
+                    f"{source} has a data_chain, but the row of step {before} has none: a chain cannot go on",
+                )
+            )
+        before, hashed, chained = max(step, before), "batch_sha256" in row, "data_chain" in row
+
+
+def _check_gaps(run: RunRecord, rows: dict[int, Claim], records: Records) -> None:
+    """Since the last start the settings are known, and with them which steps were to be logged."""
+    interval = 1 if run.config.trainer.log_batch_hash else run.config.trainer.log_interval
+    first = _last_start(run.path) // interval * interval + interval
+    missing = [step for step in range(first, records.last + 1, interval) if step not in rows]
+    known = {fault.step for fault in records.faults}
+    if missing and missing[0] not in known:
+        more = f" ({len(missing)} such steps)" if len(missing) > 1 else ""
+        records.faults.append(
+            Fault(missing[0], f"metrics.jsonl has no row of step {missing[0]}, which was to be logged{more}")
+        )
+
+
+def _last_start(path: Path) -> int:
+    """The step from which the settings in config.yaml hold; where it is not known, none."""
+    try:
+        step = json.loads((path / "environment.json").read_text())["starts"][-1]["step"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        step = None
+    return step if type(step) is int else 2**62
+
+
+def _checkpoints(run: RunRecord, records: Records) -> Iterator[Claim]:
+    """What each checkpoint's trainer.json and loader.json say."""
+    for step in checkpoint.complete_steps(run.path):
+        path = checkpoint.step_dir(run.path, step)
+        if run.last is not None and step > run.last:
+            continue
+        try:
+            saved = checkpoint.open_checkpoint(path, tensors=False)
+            segments = lineage.of_checkpoint(saved)
+        except UserError as error:
+            if path.exists():  # else a running training has removed it meanwhile
+                records.faults.append(Fault(step, str(error)))
+            continue
+        name = f"checkpoints/{path.name}"
+        records.checkpoints += 1
+        if segments != run.segments[: len(segments)]:
+            records.faults.append(
+                Fault(step, f"{name}: its lineage is not how {lineage.FILE} begins: they are of two runs")
+            )
+        elif segments and saved.trainer["metadata_sha256"] != segments[-1].metadata_sha256:
+            records.faults.append(
+                Fault(
+                    step,
+                    f"{name}: metadata_sha256 {saved.trainer['metadata_sha256']}, its lineage says "
+                    f"{segments[-1].metadata_sha256}",
+                )
+            )
+        said = {"step": step, "data_chain": saved.trainer.get("data_chain"), "epoch": saved.trainer["epoch"]}
+        yield _claim(name, said | {"position": saved.loader.get("position")}, records)
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first} is" if first == last else f"steps {first} to {last} are"
