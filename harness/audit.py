@@ -89,7 +89,7 @@ def _open(run: RunRecord, sources: list[Source]) -> tuple[list[SegmentReader | N
             problem = f"it cannot be read as the run read it: {error}"
         if not source.is_as_recorded:
             faults[source.manifest.path] = Fault(
-                source.segment.step,
+                0,
                 f"the data is another: {source.manifest.path} has metadata_sha256 {source.found}, the run "
                 f"was trained on {source.segment.metadata_sha256}; {problem}",
             )

@@ -116,16 +116,14 @@ def source_of(
 ) -> Source:
     """The set of a segment: where the run found it, or where `data.path` or `data.root` say it was moved.
 
-    Where the one that was moved is another set, that of the run is taken if it is still in its place: a run
-    may have read several. `UserError` where there is none; it may be another than the segment's.
+    A run may have read several: where the moved one is that of another segment, the set in its old place is
+    taken. `UserError` where there is none; it may be another than the segment's (`is_as_recorded`).
     """
     recorded = Path(segment.data_path)
     moved = _moved_to(run, segment, data_path, data_root)
     source = _find(run, segment, moved or recorded)
-    if moved is not None and not source.is_as_recorded and recorded.is_dir():
-        in_place = _find(run, segment, recorded)
-        return in_place if in_place.is_as_recorded else source
-    return source
+    others = any(source.found == other.metadata_sha256 for other in run.segments)
+    return source if source.is_as_recorded or not others else _find(run, segment, recorded)
 
 
 def _moved_to(run: RunRecord, segment: Segment, data_path: str | None, data_root: str | None) -> Path | None:

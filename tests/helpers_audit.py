@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 from harness.audit import audit
 from harness.audit_records import Fault
 from harness.replay import open_run
