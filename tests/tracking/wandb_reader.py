@@ -25,6 +25,7 @@ class Run:
 
     id: str = ""
     name: str = ""
+    notes: str = ""
     project: str = ""
     tags: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
@@ -37,13 +38,29 @@ class Run:
 
 def read_run(wandb_dir: Path, index: int = -1) -> Run:
     """The run in the `index`-th run folder, by its starting time, of a `wandb` folder."""
+    return read_runs(wandb_dir)[index]
+
+
+def read_runs(wandb_dir: Path) -> list[Run]:
+    """The runs in every run folder of a `wandb` folder, in the order of their starting time."""
     found = [path for path in wandb_dir.glob("*run-*") if path.is_dir() and not path.is_symlink()]
-    folders = sorted(found, key=lambda path: path.name.split("run-")[1])
-    (path,) = folders[index].glob("*.wandb")
-    run = Run()
-    for record in records(path):
-        _add(run, record)
-    return run
+    runs = []
+    for folder in sorted(found, key=lambda path: path.name.split("run-")[1]):
+        (path,) = folder.glob("*.wandb")
+        runs.append(Run())
+        for record in records(path):
+            _add(runs[-1], record)
+    return runs
+
+
+def union(runs: list[Run]) -> dict[int, dict[str, Any]]:
+    """The rows of all starts of one run; none of their steps may be there twice."""
+    rows: dict[int, dict[str, Any]] = {}
+    for run in runs:
+        assert run.id == runs[0].id or not run.id
+        assert not set(rows) & set(run.rows), f"steps twice: {sorted(set(rows) & set(run.rows))}"
+        rows |= run.rows
+    return rows
 
 
 def records(path: Path) -> Iterator[Any]:
@@ -74,7 +91,7 @@ def _add(run: Run, record: Any) -> None:
     kind = record.WhichOneof("record_type")
     if kind == "run":
         run.id, run.name, run.project = record.run.run_id, record.run.display_name, record.run.project
-        run.tags = list(record.run.tags)
+        run.notes, run.tags = record.run.notes, list(record.run.tags)
         run.config.update(_items(record.run.config.update))
     elif kind == "config":
         run.config.update(_items(record.config.update))

@@ -30,6 +30,9 @@ class Server:
         if path.endswith("/file_stream"):
             lines = body.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
             self.rows += [json.loads(line) for line in lines]
+            run_id = path.split("/")[-2]
+            for line in lines:
+                self.known[run_id] = max(self.known.get(run_id, 0), json.loads(line)["_step"])
             return {}
         operation, variables = body.get("operationName", ""), body.get("variables", {})
         self.operations.append(operation)
