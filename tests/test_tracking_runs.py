@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.checkpoint import step_dir
 from harness.config import TrainConfig
 from harness.config_groups import WandbTrackerConfig
 from harness.storage import open_store
@@ -16,7 +18,7 @@ from tests.tracking.wandb_reader import read_run
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No key of the person who runs the tests, and no file in their home."""
     for name in ("HOME", "WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
@@ -56,14 +58,13 @@ def test_the_offline_file_holds_config_digests_and_the_cursor_of_every_row(tmp_p
     assert mirror.exit_code == 0
 
 
-def test_a_resumed_run_keeps_its_id_and_logs_no_step_twice(tmp_path: Path) -> None:
+def test_the_summary_has_the_best_loss_and_the_last_value_of_the_data_chain(tmp_path: Path) -> None:
     data, path = write_text_set(tmp_path / "set"), tmp_path / "run"
-    run(tracked(data, trainer__max_steps=5), path)
-    run(tracked(data, resume=str(path)), path)
-    first, second = read_run(path / "wandb", 0), read_run(path / "wandb", 1)
-    assert first.id == second.id
-    assert logged(first.rows | second.rows).keys() == merged(path).keys()
-    assert not set(first.rows) & set(second.rows)
+    run(tracked(data, trainer__log_batch_hash=False, trainer__log_interval=5), path)
+    summary = read_run(path / "wandb").summary
+    trainer = json.loads((step_dir(path, 12) / "trainer.json").read_text())
+    for name in ("best_val_loss", "best_step", "data_chain"):
+        assert summary[name] == trainer[name]
 
 
 def test_a_run_finishes_where_wandb_cannot_be_imported(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def _payloads(path: Path, first_block: int) -> Iterator[bytes]:
     with open(path, "rb") as file:
         magic = file.read(len(_MAGIC))
         if not _MAGIC.startswith(magic.rstrip(b"\0")):  # zeros: a lost machine had written nothing yet
-            raise ValueError(f"{path} is no record of W&B that is known here: it begins with {magic!r}")
+            raise ValueError(f"{path.name} is no record of W&B that is known here, it begins with {magic!r}")
         file.seek(first_block * _BLOCK)
         data = file.read()
     position = len(_MAGIC) if first_block == 0 else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -132,4 +131,3 @@ def test_a_file_that_the_helper_of_a_killed_process_holds_is_read_when_it_is_gon
     while helper in {pid for pid, _ in wandb_service._cores()}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    shutil.rmtree(file.parent)
