@@ -29,7 +29,6 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         if path.exists():
             lines = _whole_lines(path)
             if sum(map(len, lines)) != path.stat().st_size:
