@@ -38,7 +38,7 @@ from harness.safetensors_file import write_safetensors
 if TYPE_CHECKING:
     from torch import Tensor
 
-_BLOCK = 16 << 20
+_BLOCK = 4 << 20
 
 
 class Cancelled(Exception):

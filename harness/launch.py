@@ -116,8 +116,6 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
         path.mkdir(parents=True, exist_ok=True)
         with admission.locked(path):
             admission.check(config, path, saved)  # again: another start may have come first
-            for gone in retention.clean_leftovers(path):
-                log.info("removed   %s, which a writer that was killed had left", shown(gone))
             return _execute(plan, learner, composed, stop)
 
 
@@ -161,6 +159,8 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
     ):
         for line in plan.changes:
             log.info("%s", line)
+        for gone in retention.clean_leftovers(path):
+            log.info("removed   %s, which a writer that was killed had left", shown(gone))
         identity |= keep_origin(path, learner, saved, plan.initial)
         identity["lineage"] = lineage.to_record(segments)
         run = assemble(

@@ -26,16 +26,17 @@ def write_safetensors(tensors: dict[str, Tensor], file: Writable) -> None:
     import torch
 
     names = {
+        torch.int64: "I64",
         torch.float64: "F64",
         torch.float32: "F32",
+        torch.int32: "I32",
         torch.bfloat16: "BF16",
         torch.float16: "F16",
-        torch.int64: "I64",
-        torch.int32: "I32",
         torch.uint8: "U8",
         torch.bool: "BOOL",
     }
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    place = {dtype: number for number, dtype in enumerate(names)}
+    ordered = sorted(tensors.items(), key=lambda item: (place[item[1].dtype], item[0]))
     header, end = {}, 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes

@@ -28,7 +28,7 @@ from harness.host_copy import HostCopy, tensor_bytes
 
 log = logging.getLogger("harness")
 
-GRACE_S = 5.0  # what a run that ends in an error waits for the save that is under way
+GRACE_S = 4.0  # what a run that ends in an error waits for the save that is under way
 GIVE_UP_S = 2.0  # and then for its thread to notice
 
 

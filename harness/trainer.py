@@ -271,7 +271,8 @@ def save(run: Run) -> None:
     progress = run.progress
     run.guard.settle()  # nothing is saved after a step that was no step
     with run.log.paused():
-        if run.saver.waits:
+        waits = run.saver.waits
+        if waits:
             run.status.update(phase="save", step=progress.step)
         progress.elapsed_s = run.log.elapsed_s()
         parts = {
@@ -284,4 +285,5 @@ def save(run: Run) -> None:
         }
         # The rows that a checkpoint counts on are durable before it is.
         run.saver.save(parts, before=run.log.metrics.sync)
-        run.status.note(phase="train", last_saved=run.saver.last_saved)
+        tell = run.status.update if waits else run.status.note
+        tell(phase="train", last_saved=run.saver.last_saved)

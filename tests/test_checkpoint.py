@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from harness import checkpoint, checkpoint_writer
 from harness.checkpoint import FILES
 from harness.errors import UserError
+from harness.safetensors_file import write_safetensors
+from tests.helpers_checkpoints import parts
 from tests.helpers_runs import run, snapshot, tiny_config, write_text_set
 
 
@@ -85,14 +88,55 @@ def test_a_truncated_file_is_named_with_both_sizes(copy: Path, name: str) -> Non
         checkpoint.open_checkpoint(newest(copy))
 
 
-@pytest.mark.parametrize("name", [*FILES, "checkpoint.json"])
-def test_one_flipped_bit_is_refused(copy: Path, name: str) -> None:
-    path = newest(copy) / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=str(newest(copy))):
-        checkpoint.open_checkpoint(newest(copy))
+def flipped(content: bytes, bit: int) -> bytes:
+    """`content` with one bit of it flipped."""
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_a_flipped_bit_anywhere_is_refused(copy: Path) -> None:
+    """At 50 places drawn over the bytes of all files, and at one of each file."""
+    generator = random.Random(5)
+    contents = {path: path.read_bytes() for path in sorted(newest(copy).iterdir())}
+    assert {path.name for path in contents} == {*FILES, "checkpoint.json"}
+    drawn = generator.choices(list(contents), [len(content) for content in contents.values()], k=50)
+    for path in [*contents, *drawn]:
+        content = contents[path]
+        path.write_bytes(flipped(content, generator.randrange(8 * len(content))))
+        with pytest.raises(UserError, match=str(newest(copy))):
+            checkpoint.open_checkpoint(newest(copy))
+        path.write_bytes(content)
+    assert checkpoint.open_checkpoint(newest(copy)).step == 5
+
+
+def test_no_bit_of_the_index_can_change_and_mean_the_same(tmp_path: Path) -> None:
+    """No digest covers the index, so a thousand of its 8,000 bits are tried."""
+    path = checkpoint_writer.write(tmp_path, **parts(1, torch.ones(3)))
+    index = path / "checkpoint.json"
+    content = index.read_bytes()
+    for bit in random.Random(6).sample(range(8 * len(content)), 1000):
+        index.write_bytes(flipped(content, bit))
+        with pytest.raises(UserError):
+            checkpoint.open_checkpoint(path)
+    index.write_bytes(content)
+    assert checkpoint.open_checkpoint(path).step == 1
+
+
+def test_weights_are_written_as_their_library_writes_them(tmp_path: Path) -> None:
+    """Every dtype, no elements, no dimension, views that are not contiguous, names that are not ASCII."""
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+    tensors = {f"w.{i}.größe": torch.arange(15).reshape(3, 5).to(dtype) for i, dtype in enumerate(dtypes)}
+    tensors |= {
+        "u": torch.arange(7, dtype=torch.uint8),
+        "b": torch.tensor([True, False]),
+        "empty": torch.ones(0),
+    }
+    tensors |= {"scalar": torch.tensor(2.5), "a.half": torch.ones(3).half()}
+    with open(tmp_path / "ours", "wb") as file:
+        write_safetensors({**tensors, "view": torch.arange(6.0).reshape(2, 3).t()}, file)
+    save_file({**tensors, "view": torch.arange(6.0).reshape(2, 3).t().contiguous()}, tmp_path / "theirs")
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from harness import checkpoint, checkpoint_writer
 from harness.config import CheckpointConfig
 from harness.errors import RunFailed
 from harness.saving import Saver
+from tests.helpers_checkpoints import parts
 from tests.helpers_disks import files_up_to, unwritable
 from tests.helpers_runs import rows, run, tiny_config, weights, write_text_set
 
@@ -24,23 +25,6 @@ from tests.helpers_runs import rows, run, tiny_config, weights, write_text_set
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text_set(tmp_path_factory.mktemp("data") / "set")
-
-
-def parts(step: int, weight: torch.Tensor | None = None, **trainer: Any) -> dict[str, Any]:
-    """What a run would save at `step`: 40 kB of weights, equal to the step, and as much optimizer state."""
-    model = {"w": torch.full((10_000,), float(step)) if weight is None else weight}
-    return {
-        "model": model,
-        "optimizer": {"state": {0: {"exp_avg": torch.ones(10_000)}}, "param_groups": [{"betas": (0.9, 1)}]},
-        "rng": {},
-        "loader": {"position": step},
-        "trainer": {
-            "step": step, "epoch": 0, "tokens": step, "elapsed_s": 0.0, "val_loss": None,
-            "best_val_loss": None, "best_step": None, "run_id": "ours", "parent": None, "vocab_size": 257,
-            "metadata_sha256": "0", "content_sha256": None, **trainer,
-        },
-        "config": {},
-    }  # fmt: skip
 
 
 @pytest.fixture(params=[True, False], ids=["background", "synchronous"])
