@@ -24,6 +24,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -68,6 +69,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
         self._in_loop = self._is_ending = False
         self._deadline = float("inf")
+        self._unsaid = threading.Lock()
 
     def __enter__(self) -> StopRequest:
         global _active
@@ -136,13 +138,20 @@ class StopRequest:
         """In the main thread, as soon as it is back in Python."""
         self._note(number)
         if not (self._in_loop or self._is_ending or self.interrupted):
-            if self._stop_code == EXIT_STOPPED:
-                _say(f"{self.name}: ending, nothing has to be saved; a second signal leaves at once")
             self.raise_if_signalled()
 
     def _note(self, number: int) -> None:
-        self.signalled = True
-        self.name = self.name or signal.Signals(number).name
+        """The first signal, from whichever thread sees it first."""
+        name = signal.Signals(number).name
+        self.signalled, self.name = True, self.name or name
+        if self._is_ending or self._stop_code != EXIT_STOPPED or not self._unsaid.acquire(blocking=False):
+            return
+        what = (
+            "stopping at the next safe point, which is saved"
+            if self._in_loop
+            else "ending, nothing has to be saved"
+        )
+        _say(f"{name}: {what}; a second signal leaves at once")
 
     def _watch(self) -> None:
         first: _Arrival | None = None
@@ -152,8 +161,9 @@ class StopRequest:
                     self._leave(self._code, "ended without what did not end in time")
             elif first is None:
                 first = arrival
-                self._note(arrival.number)
-                self._first(signal.Signals(arrival.number).name)
+                _aside(partial(self._note, arrival.number))
+                if not self._in_loop:
+                    self._deadline = time.monotonic() + UNWIND_SECONDS
             elif first.number != arrival.number or arrival.time - first.time > _SAME_SIGNAL_SECONDS:
                 self._leave(EXIT_AT_ONCE, "left at once; what was saved before is whole")
 
@@ -167,13 +177,6 @@ class StopRequest:
                 return None
             if data[0] == 0 or data[0] in self._signals:  # others have handlers of their own
                 return _Arrival(data[0], _stamp(notes))
-
-    def _first(self, name: str) -> None:
-        if not self._in_loop:
-            self._deadline = time.monotonic() + UNWIND_SECONDS
-            return
-        text = f"{name}: stopping at the next safe point, which is saved; a second signal leaves at once"
-        _aside(lambda: _say(text))
 
     def _leave(self, code: int, message: str) -> None:
         try:
