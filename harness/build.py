@@ -26,6 +26,7 @@ from harness.sample import make_sampler
 from harness.saving import Saver
 from harness.step_log import StepLog
 from harness.storage import PairStore
+from harness.time_limit import TimeLimit
 from harness.tracking import Tracker
 from harness.tracking.jsonl import MetricsFile
 from harness.trainer import Run
@@ -92,7 +93,7 @@ def assemble(
     objective = language
     if learner.reference is not None:
         objective = make_preference(model, learner.reference, config.trainer.dpo_beta, compiled=compiled)
-    progress, saver = progress_of(saved), Saver(path, config.checkpoint)
+    progress, saver = progress_of(saved), Saver(path, config.checkpoint, status.note)
     return Run(
         config=config,
         path=path,
@@ -116,11 +117,17 @@ def assemble(
         ),
         guard=Guard(path, config, learner.optimizer, device, step=progress.step, finish_saving=saver.wait),
         saver=saver,
+        limit=TimeLimit(config.trainer.max_minutes, _checkpoint_bytes(model)),
         chain=_chain(config, data, saved),
         unevaluated=unevaluated,
         status=status,
         sample=make_sampler(model, manifest, seed=config.seed),
     )
+
+
+def _checkpoint_bytes(model: GPT) -> int:
+    """About what a checkpoint takes: the weights and AdamW's two moments."""
+    return 3 * sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _chain(config: TrainConfig, data: Data, saved: Checkpoint | None) -> DataChain:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -54,12 +53,12 @@ def write(
     loader: dict[str, Any],
     trainer: dict[str, Any],
     config: dict[str, Any],
-    cancelled: threading.Event | None = None,
+    between: Callable[[], object] = lambda: None,
 ) -> Path:
     """Write the step `trainer["step"]`, durably; one that is already saved is left as it is. Its folder.
 
     A failure leaves nothing behind and raises the `OSError` that caused it, with the path of the file.
-    `cancelled`: where another thread sets it, `Cancelled` is raised soon.
+    `between` is called before each block; the `Cancelled` that it may raise ends the writing.
     """
     target = step_dir(run_dir, trainer["step"])
     if (target / INDEX).is_file():
@@ -77,13 +76,12 @@ def write(
     try:
         entries = {}
         for name in FILES:
-            with _File(temporary / name, cancelled) as file:
+            with _File(temporary / name, between) as file:
                 writers[name](file)
             entries[name] = {"bytes": file.size, "sha256": file.sha256()}
         index = {"format_version": FORMAT_VERSION, "step": trainer["step"], "files": entries}
         write_atomic(temporary / INDEX, _json(index))
-        if cancelled is not None and cancelled.is_set():
-            raise Cancelled
+        between()
         os.rename(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
@@ -106,9 +104,9 @@ def _make_room(temporary: Path, target: Path) -> None:
 class _File:
     """A new file, durable when the context ends without an error; only `write` and `flush`, for libraries."""
 
-    def __init__(self, path: Path, cancelled: threading.Event | None) -> None:
+    def __init__(self, path: Path, between: Callable[[], object]) -> None:
         self.path, self.size = path, 0
-        self._cancelled, self._digest = cancelled, hashlib.sha256()
+        self._between, self._digest = between, hashlib.sha256()
         self._error: BaseException | None = None
 
     def __enter__(self) -> _File:
@@ -121,8 +119,7 @@ class _File:
         left = whole.cast("B") if whole.nbytes else whole  # an empty one cannot be cast
         try:
             while left:
-                if self._cancelled is not None and self._cancelled.is_set():
-                    raise Cancelled
+                self._between()
                 count = os.write(self._descriptor, left[:_BLOCK])
                 self._digest.update(left[:count])
                 self.size += count

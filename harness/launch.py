@@ -31,7 +31,7 @@ from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
 from harness.preemption import StopRequest, listening
 from harness.tracking import TrackedRun, Tracker, open_tracker
-from harness.tracking.jsonl import cut_after, has_evaluation
+from harness.tracking.jsonl import cut_after, evaluation_of, loss_after
 from harness.trainer import Run, evaluation_is_due, summary, train
 
 log = logging.getLogger("harness")
@@ -69,7 +69,7 @@ class _Plan:
         """Whether the run was stopped before the evaluation of the step that it goes on from."""
         if self.saved is None or not self.goes_on or not evaluation_is_due(self.config, self.saved.step):
             return False
-        return not has_evaluation(self.path / "metrics.jsonl", self.saved.step)
+        return evaluation_of(self.path / "metrics.jsonl", self.saved.step) is None
 
 
 def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = None) -> Outcome:
@@ -108,7 +108,8 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
                 "already complete at step %d, the budget is %d: %s. For more: trainer.max_steps=N",
                 saved.step, total_steps(config), shown(path),
             )  # fmt: skip
-            return Outcome(path, saved.step, saved.trainer["val_loss"])
+            loss = loss_after(path / "metrics.jsonl", saved.step, saved.trainer["val_loss"])
+            return Outcome(path, saved.step, loss)
         learner = build_learner(config, data.train.vocab_size, device, saved, initial)
         if saved is not None:
             loader.start_epoch(saved.trainer["epoch"])
@@ -255,6 +256,11 @@ def _describe(run: Run, plan: _Plan) -> None:
         "trains    to step %d, a line every %d steps",
         total_steps(config), 1 if config.trainer.log_batch_hash else config.trainer.log_interval,
     )  # fmt: skip
+    if run.limit.minutes is not None:
+        log.info(
+            "time      trainer.max_minutes=%g of this process: it stops before, in time to save",
+            run.limit.minutes,
+        )
     if run.progress.step:
         log.info("resumed   at step %d, epoch %d", run.progress.step, run.progress.epoch)
 

@@ -30,6 +30,7 @@ log = logging.getLogger("harness")
 
 GRACE_S = 4.0  # what a run that ends in an error waits for the save that is under way
 GIVE_UP_S = 2.0  # and then for its thread to notice
+_BEAT_S = 1.0
 
 
 class Saver:
@@ -38,10 +39,17 @@ class Saver:
     A save that fails for the operating system's reasons is said and tried again at the next interval, until
     `max_failures` in a row end the run with `RunFailed`; any other error is a fault of the harness and is
     raised by the next call. To be closed in a `finally`.
+
+    `beat` is called every now and then by the thread that waits here, as long as the writing gets on.
+    `seconds` is what the slowest save so far took, from the call to the disk; None before there was one.
     """
 
-    def __init__(self, run_dir: Path, config: CheckpointConfig) -> None:
+    def __init__(
+        self, run_dir: Path, config: CheckpointConfig, beat: Callable[[], object] = lambda: None
+    ) -> None:
         self.last_saved: int | None = None
+        self.seconds: float | None = None
+        self._beat, self._blocks = beat, 0
         self._run_dir, self._config = run_dir, config
         self._begun = time.monotonic()
         self._memory = HostCopy()
@@ -55,7 +63,12 @@ class Saver:
     @property
     def waits(self) -> bool:
         """Whether a save would keep its caller waiting for a disk."""
-        return not (self._config.background and self._idle.is_set())
+        return not self._config.background or self.is_writing
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a save is under way beside the caller."""
+        return not self._idle.is_set()
 
     def due(self, step: int) -> bool:
         """Whether step `step`, just done, is to be saved; raises where earlier saves end the run."""
@@ -91,7 +104,11 @@ class Saver:
 
     def wait(self) -> None:
         """Return when no save is under way."""
-        self._idle.wait()
+        blocks = self._blocks
+        while not self._idle.wait(_BEAT_S):
+            if self._blocks != blocks:
+                self._beat()
+            blocks = self._blocks
 
     def finish(self) -> None:
         """Return when the step given to `save` last is on disk; raises `RunFailed` where it is not."""
@@ -136,7 +153,7 @@ class Saver:
         trainer = parts["trainer"]
         try:
             before()
-            path = checkpoint_writer.write(self._run_dir, **parts, cancelled=self._cancelled)
+            path = checkpoint_writer.write(self._run_dir, **parts, between=self._between)
         except Cancelled:
             return
         except OSError as error:
@@ -144,6 +161,7 @@ class Saver:
             return
         self._failures, self._failure = 0, ""
         self.last_saved = trainer["step"]
+        self.seconds = max(self.seconds or 0.0, time.monotonic() - self._begun)
         log.info("saved %s", shown(path))
         try:
             write_atomic(path.with_name("latest"), path.name + "\n")
@@ -154,6 +172,14 @@ class Saver:
             self._say_once(
                 f"step {trainer['step']} is saved, but older checkpoints could not be removed: {error}"
             )
+
+    def _between(self) -> None:
+        """Before each block that is written."""
+        if self._cancelled.is_set():
+            raise Cancelled
+        self._blocks += 1
+        if not self._config.background:
+            self._beat()
 
     def _failed(self, step: int, parts: dict[str, Any], error: OSError) -> None:
         self._failures += 1

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from harness.sample import Sampler
     from harness.saving import Saver
     from harness.storage import Store
+    from harness.time_limit import TimeLimit
 
 log = logging.getLogger("harness")
 
@@ -83,6 +84,7 @@ class Run:
     log: StepLog
     guard: Guard
     saver: Saver
+    limit: TimeLimit
     chain: DataChain
     status: Status
     sample: Sampler | None
@@ -99,7 +101,8 @@ def train(run: Run, stop: StopRequest) -> bool:
     run.log.begin(progress.step, budget, progress.elapsed_s, unevaluated=run.unevaluated)
     if run.unevaluated:
         run_evaluation(run, stop)
-    while progress.step < budget and stop.name is None:
+    while progress.step < budget and not is_asked_to_stop(run, stop):
+        started = time.monotonic()
         batch, waited = next_batch(run)
         run.chain.add(batch)
         lr = lr_at(progress.step + 1, config.optimizer.lr, config.schedule, schedule_steps)
@@ -118,6 +121,7 @@ def train(run: Run, stop: StopRequest) -> bool:
             if run.guard.has_skipped(progress.step):
                 row["skipped"] = True
             run.log.step(progress, run.cursor["position"], row, evaluates=evaluates)
+        run.limit.stepped(time.monotonic() - started)
         if evaluates:
             run.guard.settle()
             with saved_on_failure(run):
@@ -130,6 +134,14 @@ def train(run: Run, stop: StopRequest) -> bool:
     run.saver.finish()
     run.status.note(last_saved=run.saver.last_saved)
     return progress.step >= budget and not run.unevaluated
+
+
+def is_asked_to_stop(run: Run, stop: StopRequest) -> bool:
+    """Whether a signal or the end of the time asks; `stop.name` says which."""
+    name = stop.name
+    if name is None and run.limit.is_near(run.saver.seconds, saving=run.saver.is_writing):
+        name = stop.name = run.limit.reason
+    return name is not None
 
 
 def evaluation_is_due(config: TrainConfig, step: int) -> bool:
@@ -225,7 +237,7 @@ def run_evaluation(run: Run, stop: StopRequest) -> None:
 
     def between() -> None:
         run.status.note()
-        if stop.name is not None:
+        if is_asked_to_stop(run, stop):
             raise Abandoned
 
     run.unevaluated = True

@@ -67,8 +67,10 @@ def _compare(finished: Finished) -> None:
     from harness.baselines import baseline_losses
     from harness.evaluation import bits_per_byte
     from harness.storage import TokenStore, open_split
+    from harness.tracking.jsonl import loss_after
 
-    directory, ours = finished.set_directory, finished.checkpoint.trainer["val_loss"]
+    directory, saved = finished.set_directory, finished.checkpoint
+    ours = loss_after(saved.run_dir / "metrics.jsonl", saved.step, saved.trainer["val_loss"])
     if ours is None:  # stopped before the first evaluation, or no number came of it
         print("no validation loss yet")
         return

@@ -71,9 +71,20 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [_decode_row(line) for line in _whole_lines(path)]
 
 
-def has_evaluation(path: Path, step: int) -> bool:
-    """Whether a row says how the model of step `step` did; a missing file has none."""
-    return path.exists() and any(row.get("step") == step and "val_loss" in row for row in read_rows(path))
+def evaluation_of(path: Path, step: int) -> dict[str, Any] | None:
+    """The row that says how the model of step `step` did, or None; a missing file has none."""
+    rows = read_rows(path) if path.exists() else []
+    return next((row for row in rows if row.get("step") == step and "val_loss" in row), None)
+
+
+def loss_after(path: Path, step: int, saved: float | None) -> float | None:
+    """The validation loss of step `step`, None where it is no number; `saved` where no row says it.
+
+    An evaluation that a stop cut short is made when the run goes on, after its step was saved.
+    """
+    row = evaluation_of(path, step)
+    loss = saved if row is None else float(row["val_loss"])
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def cut_after(path: Path, step: int) -> int:
