@@ -194,7 +194,7 @@ def measure(config: TrainConfig, path: Path, pairs: int, steps: int) -> list[tup
         with log_file(path), console():
             run = assemble(
                 config, path, learner=learner, data=data, loader=loader, device=CPU, saved=None,
-                status=Status(path / "status.json"), tracker=NoTracker(), identity={},
+                status=Status(path / "status.json"), tracker=NoTracker(), identity={"run_id": "bench"},
             )  # fmt: skip
             times = []
             for pair in range(pairs + 1):
