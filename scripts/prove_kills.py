@@ -16,7 +16,6 @@ import hashlib
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
+
+from killing import CALLS, killed_at, was_killed  # noqa: E402
 
 from harness.config import PrepareScriptConfig  # noqa: E402
 from harness.config_groups import (  # noqa: E402
@@ -51,7 +52,7 @@ _LOADERS = {
     "rows": PaddedRowsConfig(seq_len=32),
     "pairs": ContrastiveRowsConfig(seq_len=32),
 }
-_CALLS = {"fsync": "fsync", "rename": "rename,renameat,renameat2"}
+_CALLS = ("fsync", "rename")
 _SECONDS = 120
 _FEW_DOCUMENTS = 330  # for strace: each call of a preparation is a trial
 
@@ -214,7 +215,7 @@ def kill_at_random(trials: Trials, count: int, chance: random.Random, tally: Tal
             time.sleep(0.0005)
         time.sleep(chance.uniform(0, 1.2 * trials.seconds))
         child.kill()
-        if child.wait(_SECONDS) == -signal.SIGKILL:
+        if was_killed(child.wait(_SECONDS)):
             tally.kills["random"] += 1
             trials.check(name, tally)
         else:
@@ -227,13 +228,12 @@ def kill_at_every(trials: Trials, call: str, tally: Tally) -> None:
     for number in range(1, 1 << 20):
         name = f"{call}{number}"
         place.start(name)
-        inject = f"inject={_CALLS[call]}:signal=KILL:when={number}"
-        trace = ["strace", "-f", "-o", "/dev/null", "-e", f"trace={_CALLS[call]}", "-e", inject]
-        done = subprocess.run(trace + place.command(name), capture_output=True, text=True, timeout=_SECONDS)
+        command = killed_at(CALLS[call], number, place.command(name))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
         if done.returncode == 0:  # there is no such call any more
             trials.check(name, Tally())
             return
-        if done.returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        if not was_killed(done.returncode):
             raise SystemExit(f"strace cannot be used here: {done.stderr[-500:]}")
         tally.kills[call] += 1
         trials.check(name, tally)
