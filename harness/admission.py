@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness import checkpoint, run_dir
-from harness.checkpoint import Checkpoint
+from harness.auto_resume import Found
 from harness.commands import command, shown
 from harness.config import TrainConfig
 from harness.errors import UserError
@@ -29,19 +29,13 @@ def refuse_several_processes() -> None:
         )
 
 
-def open_resumed(config: TrainConfig, path: Path) -> Checkpoint | None:
-    """The checkpoint that `config.resume` means for a run in `path`, checked; None for a fresh start."""
-    if config.resume is None or (config.resume == "auto" and not checkpoint.complete_steps(path)):
-        return None
-    wanted = path if config.resume == "auto" else Path(os.path.abspath(config.resume))
-    return checkpoint.open_checkpoint(checkpoint.find(wanted))
-
-
-def check(config: TrainConfig, path: Path, saved: Checkpoint | None) -> None:
-    """Raise `UserError` where a run that begins at `saved` (None: fresh) may not write into `path`."""
+def check(config: TrainConfig, path: Path, found: Found) -> None:
+    """Raise `UserError` where a run that begins at what was found may not write into `path`."""
+    saved = found.saved
     if saved is not None and saved.run_dir == path:
-        if not checkpoint.is_newest(saved.path):
-            newest = checkpoint.complete_steps(path)[-1]
+        steps = checkpoint.complete_steps(path)
+        newest = max(step for step in steps if checkpoint.step_dir(path, step) not in found.damaged)
+        if newest != saved.step:
             raise UserError(
                 f"{shown(saved.path)} is not the newest checkpoint of its run, step {newest} is: going on "
                 "from it makes a branch, which needs a directory of its own: run.name=NEW_NAME or "

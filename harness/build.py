@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from harness import reference, resume, weights
+from harness import reference, rng, weights
 from harness.checkpoint import Checkpoint
 from harness.config import TrainConfig
 from harness.data_chain import DataChain
@@ -21,6 +21,7 @@ from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
 from harness.objectives import LanguageModelling, Objective, make_preference
 from harness.optim import make_optimizer
+from harness.restore import restore
 from harness.run_dir import Status
 from harness.sample import make_sampler
 from harness.saving import Saver
@@ -59,7 +60,7 @@ def build_learner(
     A fresh model gets the weights of `initial`; the random numbers after it are those of any fresh start.
     """
     set_numerics(config, device)
-    resume.seed_rng(config.seed)
+    rng.seed(config.seed)
     model = GPT(config.model, vocab_size=vocab_size, seq_len=config.loader.seq_len).to(device)
     optimizer = make_optimizer(model, config.optimizer, device)
     needs_reference = reference.is_needed(config)
@@ -68,7 +69,7 @@ def build_learner(
             weights.load_initial(model, initial)
         return Learner(model, optimizer, None, reference.frozen(model) if needs_reference else None)
     frozen = reference.load(model, saved) if needs_reference else None
-    saved.restore_into(model, optimizer)
+    restore(saved, model, optimizer)
     return Learner(model, optimizer, saved.rng_state(), frozen)
 
 

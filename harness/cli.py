@@ -10,6 +10,7 @@ Exit codes: 0 done, 1 failed, 2 the user's mistake (no traceback), 75 stopped af
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import logging
 import os
@@ -195,18 +196,20 @@ def main() -> None:
     try:
         line = overrides.split(sys.argv[1:])
         line.overrides = overrides.quote_paths(line.overrides, multirun=line.multirun)
+        said_auto = overrides.value_of(line.overrides, "resume") == "auto"
         line = resume_words.prepare(line)
         line.overrides = overrides.one_budget(line.overrides)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
-    run_app("train", _train, line)
+    run_app("train", functools.partial(_train, said_auto=said_auto), line)
 
 
-def _train(cfg: DictConfig) -> float | None:
+def _train(cfg: DictConfig, *, said_auto: bool) -> float | None:
+    """Run a composed configuration; `said_auto`: its run's own words were replayed if it has a checkpoint."""
     config = to_dataclass(cfg)
     path = Path(HydraConfig.get().runtime.output_dir)
-    if config.resume == "auto" and checkpoint.complete_steps(path):
+    if config.resume == "auto" and not said_auto and checkpoint.complete_steps(path):
         raise UserError(
             f"resume=auto found checkpoints in {path}, but the run's own words were not replayed. Say both "
             "on the command line, in plain words: resume=auto run.name=NAME"

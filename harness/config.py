@@ -147,6 +147,11 @@ def layout(loader: LoaderConfig) -> str:
     return _LAYOUTS.get(loader.name, "stream")
 
 
+def in_file_order(loader: LoaderConfig) -> bool:
+    """Whether a stream's tokens come in the order of the file, in every epoch, whatever the seed."""
+    return loader.name == "sequential" or getattr(loader, "sampling", None) == "ordered"
+
+
 def row_width(loader: LoaderConfig) -> int | None:
     """The columns of the rows that a loader reads; None where it reads a stream."""
     if not isinstance(loader, PaddedRowsConfig):
@@ -154,12 +159,20 @@ def row_width(loader: LoaderConfig) -> int | None:
     return loader.seq_len + 1 if loader.row_width is None else loader.row_width
 
 
-def total_steps(config: TrainConfig) -> int:
-    """The budget in optimizer steps; a budget in tokens is rounded up to whole steps."""
+def tokens_per_step(config: TrainConfig) -> int:
+    """What a step adds to the tokens of a run: padding counts too, and a pair is one sequence."""
+    return config.loader.batch_size * config.loader.seq_len
+
+
+def total_steps(config: TrainConfig, step: int = 0, tokens: int = 0) -> int:
+    """The budget in optimizer steps; a budget in tokens is rounded up to whole steps.
+
+    `tokens` were trained in the first `step` steps: a branch's parent may have had other batches.
+    """
     if config.trainer.max_steps is not None:
         return config.trainer.max_steps
     assert config.trainer.max_tokens is not None
-    return -(-config.trainer.max_tokens // (config.loader.batch_size * config.loader.seq_len))
+    return step - (tokens - config.trainer.max_tokens) // tokens_per_step(config)
 
 
 def make_paths_absolute(config: TrainConfig | PrepareScriptConfig) -> None:

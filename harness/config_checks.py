@@ -8,8 +8,9 @@ from typing import Any
 
 from harness.config import PrepareScriptConfig, TrainConfig, get, layout, row_width, total_steps
 from harness.config_groups import HfTokenizerConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
-from harness.errors import UserError, did_you_mean
+from harness.errors import UserError
 from harness.escapes import unescape
+from harness.resume import accept_problems
 
 # key -> (smallest, largest, what it is); null is allowed wherever the dataclass allows it.
 _RANGES: dict[str, tuple[float, float, str]] = {
@@ -201,12 +202,7 @@ def _training_problems(config: TrainConfig) -> list[str]:
                 f"schedule.warmup_steps={schedule.warmup_steps} is more than the schedule's {steps} steps: "
                 f"use schedule.warmup_steps<={steps} or a larger budget"
             )
-    for change in config.resume_accept:
-        if change != "data":
-            problems.append(
-                f"resume_accept={change}: only data can be accepted, shards that were added to the set"
-                f"{did_you_mean(change, ['data'])}"
-            )
+    problems += accept_problems(config)
     betas = config.optimizer.betas
     if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
         problems.append(f"optimizer.betas={betas} must be two numbers in [0, 1), such as [0.9,0.95]")

@@ -78,13 +78,16 @@ def in_words(added: int) -> str:
     return f"same prefix, {added} shard{'s' if added > 1 else ''} added"
 
 
-def refusal(loader: str, added: int) -> str:
-    """Why a grown set is not simply read on, and what can be done."""
+def refusal(loader: str | None, added: int) -> str:
+    """Why a grown set is not simply read on, and what can be done.
+
+    `loader`: the one whose order is not the file's, None where there is none.
+    """
     shards = in_words(added)
-    if loader == "sequential":
+    if loader is None:
         return f"{shards}: resume_accept=[data] goes on into them"
     return (
         f"{shards}: the order of loader={loader} depends on the number of samples, so the same position "
-        "would be another place. Only loader=sequential can go on; start a new run with these weights "
-        "instead: init_from=RUN"
+        "would be another place. Only a loader that reads in file order can go on; start a new run with "
+        "these weights instead: init_from=RUN"
     )

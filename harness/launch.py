@@ -17,11 +17,25 @@ from typing import Any
 
 import torch
 
-from harness import admission, growth, incidents, lineage, resume, retention, run_dir, weights
+from harness import (
+    admission,
+    auto_resume,
+    branch,
+    completion,
+    growth,
+    incidents,
+    lineage,
+    resume,
+    resume_data,
+    retention,
+    rng,
+    run_dir,
+    weights,
+)
 from harness.build import Learner, assemble, build_learner
-from harness.checkpoint import Checkpoint
+from harness.checkpoint import RNG, Checkpoint
 from harness.commands import command, shown
-from harness.config import TrainConfig, layout, set_directory, total_steps
+from harness.config import TrainConfig, layout
 from harness.config_record import to_dict
 from harness.data_setup import Data, open_data
 from harness.device import select_device
@@ -31,10 +45,12 @@ from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
 from harness.preemption import StopRequest, listening
 from harness.tracking import TrackedRun, Tracker, open_tracker
-from harness.tracking.jsonl import cut_after, evaluation_of, loss_after
-from harness.trainer import Run, evaluation_is_due, summary, train
+from harness.tracking.jsonl import cut_after, loss_after
+from harness.trainer import Run, summary, train
 
 log = logging.getLogger("harness")
+
+_BEST = ("best_val_loss", "best_step")
 
 
 @dataclass(frozen=True)
@@ -59,17 +75,11 @@ class _Plan:
     loader: Loader
     device: torch.device
     changes: list[str]
+    found: auto_resume.Found
 
     @property
     def goes_on(self) -> bool:
         return self.saved is not None and self.saved.run_dir == self.path
-
-    @property
-    def unevaluated(self) -> bool:
-        """Whether the run was stopped before the evaluation of the step that it goes on from."""
-        if self.saved is None or not self.goes_on or not evaluation_is_due(self.config, self.saved.step):
-            return False
-        return evaluation_of(self.path / "metrics.jsonl", self.saved.step) is None
 
 
 def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = None) -> Outcome:
@@ -84,12 +94,20 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
 
 def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: StopRequest) -> Outcome:
     admission.refuse_several_processes()
-    saved = admission.open_resumed(config, path)
-    admission.check(config, path, saved)
-    changes = []
+    found = auto_resume.find(config, path)
+    admission.check(config, path, found)
+    saved, changes = found.saved, None
     if saved is not None:
-        changes = resume.check_settings(saved, record(config))
-        resume.check_place(saved, set_directory(config))
+        changes = resume.check_settings(saved, config)
+        branch.check_directory(saved, path, changes.accepted)
+        if completion.is_complete(config, path, saved):
+            log.info(
+                "already complete at step %d, the budget is %d: %s. For more: trainer.max_steps=N",
+                saved.step, completion.budget_of(config, saved), shown(path),
+            )  # fmt: skip
+            loss = loss_after(path / "metrics.jsonl", saved.step, saved.trainer["val_loss"])
+            return Outcome(path, saved.step, loss)
+        resume_data.check_place(saved, config)
     initial = weights.open_initial(config) if saved is None else None
     device = select_device(config.device)
     with (
@@ -98,38 +116,42 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
     ):
         if initial is not None:
             weights.check_tokenizer(initial, data.train.manifest)
-        if saved is not None:
-            saved, grown = _check_resumed(config, saved, data, loader)
-            changes = grown + changes
-        plan = _Plan(config, path, saved, initial, data, loader, device, changes)
-        finished = saved is not None and plan.goes_on and saved.step >= total_steps(config)
-        if saved is not None and finished and not plan.unevaluated:
-            log.info(
-                "already complete at step %d, the budget is %d: %s. For more: trainer.max_steps=N",
-                saved.step, total_steps(config), shown(path),
-            )  # fmt: skip
-            loss = loss_after(path / "metrics.jsonl", saved.step, saved.trainer["val_loss"])
-            return Outcome(path, saved.step, loss)
+        lines = auto_resume.report(found)
+        if saved is not None and changes is not None:
+            saved, more = _taken_up(config, saved, changes, data, loader)
+            lines += more
         learner = build_learner(config, data.train.vocab_size, device, saved, initial)
         if saved is not None:
-            loader.start_epoch(saved.trainer["epoch"])
-            loader.load_state_dict(saved.loader)
+            lines += _restore_rng(saved, learner, config, device)  # once more before the first step
+        plan = _Plan(config, path, saved, initial, data, loader, device, lines, found)
         path.mkdir(parents=True, exist_ok=True)
         with admission.locked(path):
-            admission.check(config, path, saved)  # again: another start may have come first
+            admission.check(config, path, found)  # again: another start may have come first
             return _execute(plan, learner, composed, stop)
 
 
-def _check_resumed(
-    config: TrainConfig, saved: Checkpoint, data: Data, loader: Loader
+def _taken_up(
+    config: TrainConfig, saved: Checkpoint, changes: resume.Changes, data: Data, loader: Loader
 ) -> tuple[Checkpoint, list[str]]:
-    """Where to go on with this data, and a line for what was accepted of it; raises where it is another."""
+    """The checkpoint as this data and these settings take it up, `loader` at its cursor, lines for the log.
+
+    Raises `UserError` where the data is another.
+    """
     manifest = data.train.manifest
-    grown = resume.check_data(saved, config.loader.name, manifest, config.resume_accept)
+    lines = resume_data.check_data(saved, config, manifest) + changes.lines
     if saved.trainer["metadata_sha256"] != manifest.metadata_sha256:  # and that was accepted
         saved = growth.taken_over(saved, manifest)
-    loader.validate_state_dict(saved.loader)
-    return saved, grown
+    saved, moved = branch.begun(saved, config, changes.accepted, data.train)
+    if changes.other_losses:
+        saved = dataclasses.replace(saved, trainer=saved.trainer | dict.fromkeys(_BEST))
+    loader.start_epoch(saved.trainer["epoch"])
+    loader.load_state_dict(saved.loader)
+    return saved, lines + moved
+
+
+def _restore_rng(saved: Checkpoint, learner: Learner, config: TrainConfig, device: torch.device) -> list[str]:
+    assert learner.rng is not None
+    return rng.restore(learner.rng, device, source=saved.path / RNG, anew=config.seed + saved.step)
 
 
 def record(config: TrainConfig) -> dict[str, Any]:
@@ -144,6 +166,10 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
     segments = lineage_of(plan.config, path, plan.data, saved, plan.loader.state_dict(), identity["run_id"])
     same = plan.goes_on or run_dir.began_alike(path, record(plan.config), manifest.raw)
     before = run_dir.read_status(path) if same else {}
+    unevaluated = completion.is_unevaluated(plan.config, path, saved)
+    auto_resume.set_aside(plan.found)
+    if saved is not None and plan.goes_on:
+        auto_resume.mend_latest(saved)
     cut_after(path / "metrics.jsonl", step)
     incidents.cut_after(path, step)
     run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step)
@@ -166,11 +192,11 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
         identity["lineage"] = lineage.to_record(segments)
         run = assemble(
             plan.config, path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
-            saved=saved, status=status, tracker=tracker, identity=identity, unevaluated=plan.unevaluated,
+            saved=saved, status=status, tracker=tracker, identity=identity, unevaluated=unevaluated,
         )  # fmt: skip
         _describe(run, plan)
-        if learner.rng is not None:  # last, so that nothing between here and the first step draws a number
-            resume.restore_rng(learner.rng)
+        if saved is not None:  # last, so that nothing between here and the first step draws a number
+            _restore_rng(saved, learner, plan.config, plan.device)
         with (
             contextlib.closing(run.log.metrics),
             contextlib.closing(run.saver),
@@ -254,7 +280,7 @@ def _describe(run: Run, plan: _Plan) -> None:
         log.info("branch    of %s at step %d", shown(plan.saved.run_dir), plan.saved.step)
     log.info(
         "trains    to step %d, a line every %d steps",
-        total_steps(config), 1 if config.trainer.log_batch_hash else config.trainer.log_interval,
+        run.budget, 1 if config.trainer.log_batch_hash else config.trainer.log_interval,
     )  # fmt: skip
     if run.limit.minutes is not None:
         log.info(

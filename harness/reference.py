@@ -13,6 +13,7 @@ from harness.commands import shown
 from harness.config import TrainConfig, layout
 from harness.errors import UserError
 from harness.files import replacing, sha256_file
+from harness.restore import cut
 
 if TYPE_CHECKING:
     from harness.checkpoint import Checkpoint
@@ -45,7 +46,7 @@ def load(model: GPT, saved: Checkpoint) -> GPT:
     if found != expected:
         raise _unusable(saved, f"{shown(path)} has SHA-256 {found}, the checkpoint names {expected}")
     reference = frozen(model)
-    reference.load_state_dict(load_file(path))
+    reference.load_state_dict(cut(load_file(path), model.seq_len))
     return reference
 
 

@@ -1,48 +1,217 @@
-"""What may change when a run goes on, and what may not; and the random state that goes with it.
+"""What may change when a run goes on, and what may not: one table, which the checks and messages come from.
 
-| kind  | keys                                                                      | at a resume          |
-|-------|---------------------------------------------------------------------------|----------------------|
-| fatal | the model's shape, the vocabulary, init_from                              | refused              |
-| order | loader, batch_size, seq_len, the seeds, stride, sampling, row_width, ...  | refused              |
-| loss  | mask_boundary, dpo_beta                                                   | refused              |
-| data  | the manifest's digest                                                     | refused, growth.py   |
-| free  | budget, lr, schedule, cadences, tracker, micro-batch, device, ...         | listed, old and new  |
-
-Each difference is named with both values before the first step.
+`TABLE` gives every key of a run its kind: `free` changes are listed in the log with old and new value;
+`order` changes are refused unless `resume_accept=[KEY]` names them, and then start a branch (branch.py);
+`data` is decided by the set's digest (resume_data.py); `fatal` ones are refused, and so is a key in no row.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness import growth
 from harness.commands import shown
-from harness.config import set_directory
+from harness.config import get, in_file_order, layout
 from harness.config_record import from_dict, to_dict
-from harness.errors import UserError
+from harness.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from harness.checkpoint import Checkpoint
-    from harness.storage.manifest import Manifest
+    from harness.config import TrainConfig
 
-_SHAPE = "the weights have another shape"
-_ORDER = "the order of the data changes"
-_LOSS = "the loss becomes another one"
-_REFUSED = {
-    **dict.fromkeys(("model.n_layer", "model.n_head", "model.n_embd"), _SHAPE),
-    **dict.fromkeys(("loader.name", "loader.batch_size", "loader.seq_len", "loader.seed", "seed"), _ORDER),
-    **dict.fromkeys(("loader.stride", "loader.sampling", "loader.epoch_seed"), _ORDER),
-    **dict.fromkeys(("loader.row_width", "loader.window_tokens"), _ORDER),
-    **dict.fromkeys(("loader.mask_boundary", "trainer.dpo_beta"), _LOSS),
-    "init_from": "a run that goes on has its weights already",
-}
-_BUDGET = {"trainer.max_steps", "trainer.max_tokens"}
-# Named by other checks, or no setting of the run at all.
+FREE, ORDER, DATA, FATAL = "free", "order", "data", "fatal"
+
+
+class Row(NamedTuple):
+    """Keys of one kind, and what a change of them means; "" where there is nothing to say but the values."""
+
+    kind: str
+    keys: tuple[str, ...]
+    meaning: str = ""
+
+
+_REORDERED = "the order of the data changes"
+_OTHER_LOSS = "the loss becomes another one, the order of the data stays"
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        FREE, ("trainer.max_steps", "trainer.max_tokens"),
+        "the rest of the lr schedule changes with it unless schedule.total_steps is set",
+    ),
+    Row(
+        FREE, ("optimizer.lr", "optimizer.weight_decay", "optimizer.betas", "schedule.name",
+               "schedule.warmup_steps", "schedule.total_steps", "schedule.min_lr_ratio",
+               "schedule.decay_fraction"),
+        "wins over the checkpoint's from the next step on",
+    ),
+    Row(
+        FREE, ("trainer.grad_clip", "trainer.on_nonfinite", "trainer.spike_zscore", "model.dropout"),
+        "from the next step on",
+    ),
+    Row(FREE, ("trainer.micro_batch_size",), "the same step, summed in another order"),
+    Row(
+        FREE, ("device", "precision", "compile", "deterministic"),
+        "the steps are no longer bit-equal to the run's before",
+    ),
+    Row(
+        FREE, ("evaluation.set", "evaluation.tokens"),
+        "the losses are of other tokens, so the best one is looked for anew",
+    ),
+    Row(
+        FREE, ("trainer.max_minutes", "trainer.log_interval", "trainer.log_batch_hash", "evaluation.interval",
+               "evaluation.sample_tokens", "checkpoint.interval", "checkpoint.minutes",
+               "checkpoint.keep_last", "checkpoint.keep_every", "checkpoint.keep_best",
+               "checkpoint.background", "checkpoint.max_failures", "loader.prefetch", "data.mmap",
+               "data.verify", "data.expect_sha256"),
+    ),
+    Row(
+        FREE, ("trainer.data_chain",),
+        "the chain ends there, or there is none: it counts from the run's first step",
+    ),
+    Row(
+        FREE, ("tracker.name", "tracker.mode", "tracker.project", "tracker.entity", "tracker.tags",
+               "tracker.init_timeout", "tracker.finish_timeout"),
+    ),
+    Row(FREE, ("run.name", "model.name", "resume", "resume_accept"), "a name, or how a run is resumed"),
+    Row(
+        ORDER, ("loader.name", "loader.batch_size", "loader.seed", "loader.stride", "loader.sampling",
+                "loader.epoch_seed", "loader.window_tokens"),
+        _REORDERED,
+    ),
+    Row(ORDER, ("seed",), f"{_REORDERED} where loader.seed follows it; alone it seeds the sampled text"),
+    Row(ORDER, ("loader.seq_len",), f"{_REORDERED}, and the model loses its positions beyond the new length"),
+    Row(ORDER, ("loader.mask_boundary", "trainer.dpo_beta"), _OTHER_LOSS),
+    Row(
+        DATA, ("data", "data.name", "data.root", "data.path", "data.chunk_tokens", "data.compression",
+               "loader.row_width", "corpus.name", "corpus.path", "corpus.separator", "corpus.suffixes",
+               "corpus.pair_fields", "corpus.field", "tokenizer.name", "tokenizer.path",
+               "tokenizer.boundary_token", "tokenizer.vocab_size", "tokenizer.train_bytes",
+               "prepare.shard_tokens", "prepare.sharding", "prepare.val_fraction",
+               "prepare.max_document_tokens", "prepare.workers", "prepare.overwrite", "prepare.append",
+               "prepare.max_bad_fraction"),
+        "the set's digest says whether it is the checkpoint's data",
+    ),
+    Row(FATAL, ("model.n_layer", "model.n_head", "model.n_embd"), "the weights have another shape"),
+    Row(FATAL, ("vocabulary",), "the embedding has another shape"),
+    Row(FATAL, ("optimizer.name",), "its state is another optimizer's"),
+    Row(FATAL, ("init_from",), "a run that goes on has its weights already"),
+)  # fmt: skip
+
+_ROWS = {key: row for row in TABLE for key in row.keys}
+_UNLISTED = Row(FATAL, (), "nothing says what a change of it means")
+# Said by other lines of the log, or no setting of the run at all.
 _SILENT = {"resume", "resume_accept", "run.name", "model.name"}
+_BUDGET = ("trainer.max_steps", "trainer.max_tokens")
+_EVALUATION = {"evaluation.set", "evaluation.tokens", "loader.seq_len", "trainer.dpo_beta"}
+_LAYOUT_WORDS = {"stream": "a stream of tokens", "rows": "rows", "contrastive": "pairs of rows"}
+_AT_A_RESUME = {
+    FREE: "listed in the log with old and new value",
+    ORDER: "refused; `resume_accept=[KEY]` goes on as a branch",
+    DATA: "refused where the digest differs; `resume_accept=[data]` goes on where that is meaningful",
+    FATAL: "refused",
+}
+
+
+def row_of(key: str) -> Row:
+    """The table's row of a dotted key."""
+    return _ROWS.get(key, _UNLISTED)
+
+
+def table() -> str:
+    """The table as Markdown, for the documentation."""
+    lines = ["| kind | keys | what a change means | at a resume |", "|---|---|---|---|"]
+    for row in TABLE:
+        keys = ", ".join(f"`{_word(key)}`" for key in row.keys)
+        lines.append(f"| {row.kind} | {keys} | {row.meaning} | {_AT_A_RESUME[row.kind]} |")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What may change and did.
+
+    `lines` are for the log; `accepted` are the order-changing keys, with old and new value; `other_losses`:
+    validation losses from here on are not to be compared with those before.
+    """
+
+    lines: list[str]
+    accepted: dict[str, tuple[Any, Any]]
+    other_losses: bool
+
+
+def check_settings(checkpoint: Checkpoint, config: TrainConfig) -> Changes:
+    """Compare a checkpoint's settings with those it is to go on with.
+
+    This needs no data: a set may have to be prepared before it can be opened. Raises one `UserError` that
+    names every setting that may not change, or not without `resume_accept`, with both values.
+    """
+    if problems := accept_problems(config):
+        raise UserError("\n".join(problems))
+    old = from_dict(checkpoint.config, str(checkpoint.path / "config.yaml"))
+    changed = _changes(old, config)
+    meanings = {key: _meaning(key, old, config) for key in changed}
+    order = {key: changed[key] for key, row in meanings.items() if row.kind == ORDER}
+    accepted = {_as_changed(_full(word), changed): word for word in config.resume_accept if word != DATA}
+    refused = [
+        key
+        for key, row in meanings.items()
+        if row.kind == FATAL or (row.kind == ORDER and key not in accepted)
+    ]
+    if refused:
+        problems = [
+            f"{key}: checkpoint {changed[key][0]}, now {changed[key][1]}: {meanings[key].meaning}"
+            for key in refused
+        ]
+        mend = _mend(refused, [key for key in refused if key not in order], order, config)
+        raise refusal(checkpoint, problems, mend)
+    if idle := [word for key, word in accepted.items() if key not in order]:
+        values = ", ".join(f"{word} is {get(config, _full(word))} in both" for word in idle)
+        raise UserError(
+            f"resume_accept={_list(idle)} accepts a change that {shown(checkpoint.path)} does not meet: "
+            f"{values}. Drop it, or say the new value"
+        )
+    lines = [
+        f"{'accepted' if key in order else 'changed since the checkpoint'}: {key} {before} -> {now}"
+        + (f" ({meanings[key].meaning})" if meanings[key].meaning else "")
+        for key, (before, now) in changed.items()
+        if key not in _SILENT
+    ]
+    return Changes(lines, order, not _EVALUATION.isdisjoint(changed))
+
+
+def accept_problems(config: TrainConfig) -> list[str]:
+    """What is wrong with `resume_accept`, whatever the checkpoint says."""
+    if config.resume_accept and config.resume is None:
+        words = _list(config.resume_accept)
+        return [f"resume_accept={words} says what may change when a run goes on: it needs resume=RUN"]
+    return [
+        f"resume_accept={_list([word])}: {problem}"
+        for word in config.resume_accept
+        if (problem := _accept_problem(word)) is not None
+    ]
+
+
+def _accept_problem(word: str) -> str | None:
+    row = _ROWS.get(_full(word))
+    if word == DATA or (row is not None and row.kind == ORDER):
+        return None
+    if row is None:
+        known = [DATA, *(_word(key) for key in _ROWS if _ROWS[key].kind == ORDER)]
+        return f"there is no such change; it can be {', '.join(known)}{did_you_mean(word, known)}"
+    if row.kind == FREE:
+        return f"{word} is free to change, and only said in the log. Drop it"
+    if row.kind == DATA:
+        return f"{row.meaning}. resume_accept=[data] is the word for that"
+    return f"{row.meaning}: nothing can accept that. Drop it, and the new {_word(word)}"
+
+
+def refusal(checkpoint: Checkpoint, problems: list[str], mend: str) -> UserError:
+    lines = "\n".join(f"  - {problem}" for problem in problems)
+    return UserError(
+        f"{shown(checkpoint.path)} cannot go on like this:\n{lines}\n"
+        f"{mend}, or start a new run without resume=."
+    )
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -61,71 +230,18 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
-def check_settings(checkpoint: Checkpoint, config: dict[str, Any]) -> list[str]:
-    """Compare a checkpoint's settings with those it is to go on with; a line for each change that is free.
-
-    This needs no data: a set may have to be prepared before it can be opened. Raises one `UserError` that
-    names every setting that may not change, with both values.
-    """
-    source = str(checkpoint.path / "config.yaml")
-    old_config, new_config = _effective(to_dict(from_dict(checkpoint.config, source))), _effective(config)
-    changed = differences(old_config, new_config)
-    refused = [key for key in changed if key in _REFUSED and not _belongs_to_another_loader(key, changed)]
-    if refused:
-        words = ", ".join(key.removesuffix(".name") for key in refused)
-        raise _refusal(
-            checkpoint,
-            [
-                f"{key}: checkpoint {changed[key][0]}, now {changed[key][1]}: {_REFUSED[key]}"
-                for key in refused
-            ],
-            f"Drop {words} from the command",
-        )
-    return [
-        f"changed since the checkpoint: {key} {old} -> {new}{_consequence(key, config)}"
-        for key, (old, new) in changed.items()
-        if key not in _SILENT
-    ]
-
-
-def check_data(checkpoint: Checkpoint, loader: str, manifest: Manifest, accept: list[str]) -> list[str]:
-    """Compare a checkpoint's data with the set it is to go on with; a line for a change that was accepted.
-
-    `accept`: kinds of change that were allowed by name (`data`). Raises a `UserError` with both digests.
-    """
-    problems = []
-    vocab_size = checkpoint.trainer["vocab_size"]
-    if vocab_size != manifest.tokenizer.vocab_size:
-        problems.append(
-            f"vocabulary: checkpoint {vocab_size}, {manifest.path} {manifest.tokenizer.vocab_size}: "
-            "the embedding has another shape"
-        )
-    data, grown = _data_difference(checkpoint, manifest, loader, "data" in accept)
-    if problems + data:
-        raise _refusal(checkpoint, problems + data, "Use the data of the checkpoint")
-    return grown
-
-
-def check_place(checkpoint: Checkpoint, now: Path) -> None:
-    """Raise `UserError` where the set is now to lie at another place, `now`, and nothing is there.
-
-    A run that goes on would prepare another set there, only to be told that it is another.
-    """
-    before = set_directory(from_dict(checkpoint.config, str(checkpoint.path / "config.yaml")))
-    if now != before and not now.exists():
-        raise _refusal(
-            checkpoint,
-            [f"data: checkpoint {shown(before)}, now {shown(now)}: there is no prepared set"],
-            "Say where the checkpoint's data lies, data.root=FOLDER or data.path=FOLDER",
-        )
-
-
-def _refusal(checkpoint: Checkpoint, problems: list[str], mend: str) -> UserError:
-    lines = "\n".join(f"  - {problem}" for problem in problems)
-    return UserError(
-        f"{shown(checkpoint.path)} cannot go on like this:\n{lines}\n"
-        f"{mend}, or start a new run without resume=."
-    )
+def _changes(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """What differs, each change once: under the name of the word that makes it."""
+    changed = differences(_effective(to_dict(old)), _effective(to_dict(new)))
+    if "loader.name" in changed:  # the keys that only one of the two has come and go with it
+        changed = {
+            key: values
+            for key, values in changed.items()
+            if not (key.startswith("loader.") and None in values) or key == "loader.row_width"
+        }
+    if "seed" in changed and changed["seed"] == changed.get("loader.seed"):
+        del changed["loader.seed"]
+    return changed
 
 
 def _effective(config: dict[str, Any]) -> dict[str, Any]:
@@ -133,83 +249,54 @@ def _effective(config: dict[str, Any]) -> dict[str, Any]:
     loader = dict(config["loader"])
     if loader.get("stride", 0) is None and loader["sampling"] != "uniform":
         loader["stride"] = loader["seq_len"]
-    if loader.get("row_width", 0) is None:
-        loader["row_width"] = loader["seq_len"] + 1
     return config | {"loader": loader}
 
 
-def _belongs_to_another_loader(key: str, changed: dict[str, tuple[Any, Any]]) -> bool:
-    """Two loaders have different keys; that they are two is said once."""
-    return key.startswith("loader.") and key != "loader.name" and "loader.name" in changed
+def _meaning(key: str, old: TrainConfig, new: TrainConfig) -> Row:
+    """The table's row of a changed key, said more exactly where the values say more."""
+    row = row_of(key)
+    before, now = get(old, key), get(new, key)
+    if key in _BUDGET and new.schedule.total_steps is not None:
+        return row._replace(meaning="")
+    if key == "loader.seq_len" and now > before:
+        return Row(
+            FATAL, (), f"the model knows no position beyond {before}, and init_from gives it none: only a "
+            "model that was trained at that length does",
+        )  # fmt: skip
+    if key == "loader.name" and layout(old.loader) != layout(new.loader):
+        return Row(
+            FATAL, (), f"it reads {_LAYOUT_WORDS[layout(new.loader)]}, the checkpoint's data is "
+            f"{_LAYOUT_WORDS[layout(old.loader)]}: a new run can start from its weights, init_from=RUN",
+        )  # fmt: skip
+    if key == "seed" and old.loader.seed == new.loader.seed:
+        return Row(FREE, (), "seeds the sampled text only: weights and random numbers are the checkpoint's")
+    if key in ("seed", "loader.seed") and all(in_file_order(config.loader) for config in (old, new)):
+        return row._replace(meaning=f"a change that changes nothing: loader={new.loader.name} takes no seed")
+    return row
 
 
-def _consequence(key: str, config: dict[str, Any]) -> str:
-    follows_budget = key in _BUDGET and config["schedule"]["total_steps"] is None
-    return " (the rest of the lr schedule changes with it)" if follows_budget else ""
+def _mend(refused: list[str], fatal: list[str], order: dict[str, Any], config: TrainConfig) -> str:
+    drop = f"Drop {', '.join(map(_word, refused))} from the command"
+    if fatal:
+        return drop
+    data = [DATA] if DATA in config.resume_accept else []
+    accept = f"resume_accept={_list([*data, *map(_word, order)])}"
+    return f"{drop}; or go on anyway as a branch, in a run directory of its own: {accept}"
 
 
-def _data_difference(
-    checkpoint: Checkpoint, manifest: Manifest, loader: str, accepted: bool
-) -> tuple[list[str], list[str]]:
-    """What is wrong with the data, and what was accepted of it; both empty where it is the checkpoint's."""
-    old, new = checkpoint.trainer["metadata_sha256"], manifest.metadata_sha256
-    if old == new:
-        return [], []
-    recorded = growth.recorded_manifest(checkpoint.run_dir, old)
-    digests = f"metadata_sha256: checkpoint {old}, {manifest.path} {new}"
-    if (added := growth.added_shards(recorded, manifest.raw)) is not None:
-        if accepted and loader == "sequential":
-            return [], [f"changed since the checkpoint, accepted: {growth.in_words(added)}, {digests}"]
-        return [f"{digests}: {growth.refusal(loader, added)}"], []
-    same = checkpoint.trainer["content_sha256"]
-    tokens = "the same tokens in another set" if same and same == manifest.content_sha256 else "other data"
-    known = differences(recorded, manifest.raw) if recorded else {}
-    fields = "".join(f"\n      {key}: {_then_and_now(*values)}" for key, values in known.items())
-    return [f"{digests}: {tokens}{fields}"], []
+def _as_changed(key: str, changed: dict[str, Any]) -> str:
+    """`seed` and the `loader.seed` that follows it are one change, under either name."""
+    return "seed" if key == "loader.seed" and key not in changed and "seed" in changed else key
 
 
-def _then_and_now(before: Any, after: Any) -> str:
-    """Both values; of two lists of shards, which may be thousands, how many and where they part."""
-    if not (isinstance(before, list) and isinstance(after, list)):
-        return f"then {before}, now {after}"
-    same = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), None)
-    first = min(len(before), len(after)) if same is None else same
-    return f"then {len(before)}, now {len(after)}, different from number {first} on"
+def _word(key: str) -> str:
+    """A key as the command line names it."""
+    return key.removesuffix(".name") if key not in ("run.name", "model.name") else key
 
 
-def rng_state() -> dict[str, Any]:
-    """Every generator a step may draw from, with the versions that give the numbers their meaning."""
-    import numpy as np
-    import torch
-
-    name, keys, position, has_gauss, gauss = np.random.get_state()
-    return {
-        "python": random.getstate(),
-        "numpy": [str(name), [int(k) for k in keys], int(position), int(has_gauss), float(gauss)],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "versions": {"torch": str(torch.__version__), "numpy": np.__version__},
-    }
+def _full(word: str) -> str:
+    return f"{word}.name" if word in ("loader", "optimizer") else word
 
 
-def seed_rng(seed: int) -> None:
-    """Seed every generator that `rng_state` keeps."""
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def restore_rng(state: dict[str, Any]) -> None:
-    """Set every generator to a saved state. A device that is no longer there keeps its seed."""
-    import numpy as np
-    import torch
-
-    random.setstate(state["python"])
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+def _list(words: list[str]) -> str:
+    return f"[{','.join(words)}]"

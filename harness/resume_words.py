@@ -1,12 +1,14 @@
 """`resume=PATH|auto` before Hydra composes: the run's own words are replayed, then the new ones.
 
 A checkpoint that is the run's newest goes on in the run's directory. Any other one, or one resumed under
-another `run.name`, starts a branch: a new directory, the original stays as it is.
+another `run.name` or with another order of the data, starts a branch: a new directory, the original stays as
+it is.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +36,29 @@ def prepare(line: CommandLine) -> CommandLine:
             )
         if not checkpoint.complete_steps(target):
             return CommandLine(line.flags, [*_without_resume(line.overrides), "resume=auto"])
-        path = checkpoint.find(target)
-    else:
-        path = checkpoint.find(Path(os.path.abspath(os.path.expanduser(word))))
-    return _replayed(line, path, target)
+        # Which checkpoint is whole shows when their files are read, and all have the same words.
+        return _replayed(line, target, ["resume=auto"])
+    path = checkpoint.find(Path(os.path.abspath(os.path.expanduser(word))))
+    run_dir, words = path.parent.parent, [f"resume={overrides.quote(str(path))}"]
+    if target is None and checkpoint.is_newest(path) and not _reorders(line):
+        words.append(f"hydra.run.dir={overrides.quote(str(run_dir))}")
+    return _replayed(line, run_dir, words)
 
 
-def _replayed(line: CommandLine, path: Path, target: Path | None) -> CommandLine:
-    run_dir = path.parent.parent
+def _reorders(line: CommandLine) -> bool:
+    """Whether a change of the data's order is accepted, which only a branch can make."""
+    accepted = overrides.value_of(line.overrides, "resume_accept") or ""
+    return not set(re.split(r"[\s,\[\]'\"]+", accepted)) <= {"", "data", "null"}
+
+
+def _replayed(line: CommandLine, run_dir: Path, last: list[str]) -> CommandLine:
+    """The words of the run in `run_dir`, the new ones, then `last`."""
     composed = _read_yaml(run_dir / ".hydra" / "hydra.yaml", dict)
     old = [str(word) for word in _read_yaml(run_dir / ".hydra" / "overrides.yaml", list)]
     config = _read_yaml(run_dir / "config.yaml", dict)
     places = overrides.path_overrides({key: _value(config, key) for key in PATH_KEYS})
     words = overrides.replay(old, _without_resume(line.overrides), places)
-    if target is None and checkpoint.is_newest(path):
-        words.append(f"hydra.run.dir={overrides.quote(str(run_dir))}")
-    words += [f"resume={overrides.quote(str(path))}", "hydra.mode=RUN"]
-    return CommandLine([*_config_flags(line, composed), *line.flags], words)
+    return CommandLine([*_config_flags(line, composed), *line.flags], [*words, *last, "hydra.mode=RUN"])
 
 
 def _config_flags(line: CommandLine, composed: dict[str, Any]) -> list[str]:

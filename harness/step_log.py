@@ -45,13 +45,21 @@ class StepLog:
         self._incomplete: dict[str, Any] = {}  # the row of a step whose evaluation is to come
         self._late = False  # whether that row is at the tracker already, from before a resume
 
-    def begin(self, step: int, budget: int, elapsed_s: float, *, unevaluated: bool = False) -> None:
+    def begin(
+        self,
+        step: int,
+        budget: int,
+        elapsed_s: float,
+        tokens_per_step: int,
+        *,
+        unevaluated: bool = False,
+    ) -> None:
         """Start the clocks at `step` of `budget`, `elapsed_s` into the run; the tracker gets what it lacks.
 
         `unevaluated`: the evaluation of `step` is made next.
         """
         self._catch_up(step, unevaluated)
-        self.budget, self.said = budget, set[str]()
+        self.budget, self.said, self.tokens_per_step = budget, set[str](), tokens_per_step
         self.started = self.interval_started = time.perf_counter()
         self.elapsed_before, self.paused_s = elapsed_s, 0.0
         self.interval_step, self.waits_s = step, 0.0
@@ -81,8 +89,7 @@ class StepLog:
         """
         steps = progress.step - self.interval_step
         seconds = time.perf_counter() - self.interval_started
-        per_step = progress.tokens // progress.step
-        speed = steps * per_step / seconds if seconds > 0 else 0.0
+        speed = steps * self.tokens_per_step / seconds if seconds > 0 else 0.0
         wait_ms = self.waits_s / steps * 1e3
         row = {
             "step": progress.step,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from harness import resume
-from harness.config import TrainConfig, total_steps
+from harness import rng
+from harness.config import TrainConfig, tokens_per_step, total_steps
 from harness.config_record import to_dict
 from harness.errors import RunFailed
 from harness.evaluation import evaluate
@@ -90,15 +90,22 @@ class Run:
     sample: Sampler | None
     unevaluated: bool = False
 
+    @property
+    def budget(self) -> int:
+        """The step to train to; the same at every step of the run."""
+        return total_steps(self.config, self.progress.step, self.progress.tokens)
+
 
 def train(run: Run, stop: StopRequest) -> bool:
     """Train to the budget: True. Or until `stop` asks: False. Both end in a checkpoint."""
     config, progress = run.config, run.progress
-    budget = total_steps(config)
+    budget = run.budget
     schedule_steps = config.schedule.total_steps or budget
     micro = config.trainer.micro_batch_size or config.loader.batch_size
     run.status.update(phase="train", step=progress.step)
-    run.log.begin(progress.step, budget, progress.elapsed_s, unevaluated=run.unevaluated)
+    run.log.begin(
+        progress.step, budget, progress.elapsed_s, tokens_per_step(config), unevaluated=run.unevaluated
+    )
     if run.unevaluated:
         run_evaluation(run, stop)
     while progress.step < budget and not is_asked_to_stop(run, stop):
@@ -108,10 +115,10 @@ def train(run: Run, stop: StopRequest) -> bool:
         lr = lr_at(progress.step + 1, config.optimizer.lr, config.schedule, schedule_steps)
         metrics, grad_norm = train_step(run, batch, lr, micro)
         progress.step += 1
-        progress.tokens += config.loader.batch_size * config.loader.seq_len
+        progress.tokens += tokens_per_step(config)
         run.cursor = batch.cursor
         run.guard.note(progress.step, progress.epoch, batch)
-        last, evaluates = progress.step == budget, evaluation_is_due(config, progress.step)
+        last, evaluates = progress.step == budget, evaluation_is_due(config, progress.step, budget)
         run.log.waited(waited)
         run.status.note(step=progress.step)
         if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
@@ -144,9 +151,9 @@ def is_asked_to_stop(run: Run, stop: StopRequest) -> bool:
     return name is not None
 
 
-def evaluation_is_due(config: TrainConfig, step: int) -> bool:
-    """Whether step `step`, just done, is to be evaluated: every so many, and the last one."""
-    return step == total_steps(config) or step % config.evaluation.interval == 0
+def evaluation_is_due(config: TrainConfig, step: int, budget: int) -> bool:
+    """Whether step `step`, just done, is to be evaluated: every so many, and the last of the `budget`."""
+    return step == budget or step % config.evaluation.interval == 0
 
 
 def next_batch(run: Run) -> tuple[Batch, float]:
@@ -290,7 +297,7 @@ def save(run: Run) -> None:
         parts = {
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
-            "rng": resume.rng_state(),
+            "rng": rng.state(run.device),
             "loader": run.cursor,
             "trainer": {**vars(progress), "data_chain": None, **data_chain(run), **run.identity},
             "config": to_dict(run.config),

@@ -13,6 +13,7 @@ from harness.commands import shown
 from harness.config import TrainConfig, get
 from harness.config_record import from_dict
 from harness.errors import UserError
+from harness.restore import cut
 
 if TYPE_CHECKING:
     from harness.model import GPT
@@ -72,14 +73,9 @@ def _tokenizer_sha256(saved: Checkpoint) -> str | None:
 
 
 def load_initial(model: GPT, saved: Checkpoint) -> None:
-    """Put a checkpoint's weights into a fresh model; of its positions the first `seq_len`.
-
-    Each position's embedding is its own, so a shorter model computes what the longer one did.
-    """
-    state = saved.weights()
+    """Put a checkpoint's weights into a fresh model; of its positions the first `seq_len`."""
     with saved.foreign(checkpoint.MODEL):
-        state["wpe.weight"] = state["wpe.weight"][: model.seq_len]
-        model.load_state_dict(state)
+        model.load_state_dict(cut(saved.weights(), model.seq_len))
 
 
 def initial_record(saved: Checkpoint) -> dict[str, Any]:

@@ -112,8 +112,10 @@ def test_only_more_of_the_same_counts_as_growth(grown: Path, change: str) -> Non
 
 
 def test_nothing_else_can_be_accepted(grown: Path) -> None:
-    with pytest.raises(UserError, match=r"resume_accept=dat: only data .*did you mean data\?"):
-        validate(tiny_config(grown / "set", resume_accept=["dat"]))
+    with pytest.raises(
+        UserError, match=r"resume_accept=\[dat\]: there is no such change.*did you mean data\?"
+    ):
+        validate(tiny_config(grown / "set", resume=str(grown / "run"), resume_accept=["dat"]))
 
 
 def test_rows_and_pairs_grow_by_their_shards() -> None:

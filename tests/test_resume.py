@@ -137,7 +137,7 @@ def test_a_fresh_start_into_a_run_is_refused(data: Path, straight: Path) -> None
         ({"loader__seq_len": 8}, ["loader.seq_len", "checkpoint 16", "now 8"]),
         ({"loader__batch_size": 8}, ["loader.batch_size", "checkpoint 4", "now 8"]),
         ({"loader__seed": 5}, ["loader.seed", "checkpoint 0", "now 5"]),
-        ({"seed": 5}, ["seed", "checkpoint 0", "now 5"]),
+        ({"seed": 5, "loader__seed": 5}, ["- seed", "checkpoint 0", "now 5"]),
         ({"loader__mask_boundary": "after"}, ["loader.mask_boundary", "checkpoint none", "now after"]),
         ({"trainer__dpo_beta": 0.2}, ["trainer.dpo_beta", "checkpoint 0.1", "now 0.2"]),
         ({"init_from": "elsewhere"}, ["init_from", "checkpoint None", "now elsewhere"]),
@@ -227,8 +227,11 @@ def rewrite(folder: Path, name: str, text: str) -> None:
 
 def test_every_refused_change_is_named_at_once(data: Path, straight: Path) -> None:
     with pytest.raises(UserError) as error:
-        run(tiny_config(data, resume=str(straight), model__n_layer=3, loader__seq_len=8, seed=1), straight)
-    assert all(key in str(error.value) for key in ("model.n_layer", "loader.seq_len", "seed"))
+        run(
+            tiny_config(data, resume=str(straight), model__n_layer=3, loader__seq_len=8, loader__seed=1),
+            straight,
+        )
+    assert all(key in str(error.value) for key in ("model.n_layer", "loader.seq_len", "loader.seed"))
 
 
 def test_changed_data_is_refused_naming_the_field_and_both_digests(straight: Path, tmp_path: Path) -> None:
@@ -247,13 +250,13 @@ def test_changed_data_is_refused_naming_the_field_and_both_digests(straight: Pat
 def test_other_tokens_are_refused_as_other_data(straight: Path, tmp_path: Path) -> None:
     other = write_text_set(tmp_path / "set", train_tokens=3002)
     with pytest.raises(UserError, match="other data"):
-        run(tiny_config(other, resume=str(straight)), straight)
+        run(tiny_config(other, resume=str(straight), trainer__max_steps=20), straight)
 
 
 def test_shards_that_differ_are_counted_and_not_listed(straight: Path, tmp_path: Path) -> None:
     other = write_text_set(tmp_path / "set", train_tokens=3002)
     with pytest.raises(UserError, match="other data") as error:
-        run(tiny_config(other, resume=str(straight)), straight)
+        run(tiny_config(other, resume=str(straight), trainer__max_steps=20), straight)
     assert "splits.train.shards: then 2, now 2, different from number 0 on" in str(error.value)
     assert ".npy" not in str(error.value)
 
@@ -271,7 +274,9 @@ def test_a_setting_that_may_not_change_is_refused_before_another_set_is_prepared
 
 
 def test_a_run_that_goes_on_prepares_no_other_set(data: Path, straight: Path, tmp_path: Path) -> None:
-    config = tiny_config(data, data=Hdf5DataConfig(root=str(tmp_path / "data")), resume=str(straight))
+    config = tiny_config(
+        data, data=Hdf5DataConfig(root=str(tmp_path / "data")), resume=str(straight), trainer__max_steps=20
+    )
     before = snapshot(straight)
     with pytest.raises(UserError, match=r"checkpoint .*set, now .*hdf5-stream: there is no prepared set"):
         run(config, straight)
@@ -282,7 +287,7 @@ def test_a_run_that_goes_on_prepares_no_other_set(data: Path, straight: Path, tm
 def test_another_vocabulary_is_refused_with_both_sizes(straight: Path, tmp_path: Path) -> None:
     other = write_text_set(tmp_path / "set", tokenizer={"vocab_size": 300})
     with pytest.raises(UserError, match=r"vocabulary: checkpoint 257, .* 300"):
-        run(tiny_config(other, resume=str(straight)), straight)
+        run(tiny_config(other, resume=str(straight), trainer__max_steps=20), straight)
 
 
 def test_what_may_change_is_listed_with_old_and_new(data: Path, tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""How far a run is to go, and whether it has got there with everything that belongs to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness import run_dir
+from harness.auto_resume import latest_names
+from harness.checkpoint import Checkpoint
+from harness.config import TrainConfig, total_steps
+from harness.identity import progress_of
+from harness.tracking.jsonl import evaluation_of
+from harness.trainer import evaluation_is_due
+
+
+def budget_of(config: TrainConfig, saved: Checkpoint | None) -> int:
+    """The step to train to, from the checkpoint on; a budget in tokens counts those it was trained on."""
+    progress = progress_of(saved)
+    return total_steps(config, progress.step, progress.tokens)
+
+
+def is_unevaluated(config: TrainConfig, path: Path, saved: Checkpoint | None) -> bool:
+    """Whether the run in `path` was stopped before the evaluation of the step that it goes on from."""
+    if saved is None or saved.run_dir != path:
+        return False
+    due = evaluation_is_due(config, saved.step, budget_of(config, saved))
+    return due and evaluation_of(path / "metrics.jsonl", saved.step) is None
+
+
+def is_complete(config: TrainConfig, path: Path, saved: Checkpoint) -> bool:
+    """Whether nothing is left to do for the run in `path`: no step, no evaluation, no last word."""
+    return (
+        saved.run_dir == path
+        and saved.step >= budget_of(config, saved)
+        and not is_unevaluated(config, path, saved)
+        and run_dir.read_status(path).get("state") == "done"
+        and latest_names(saved)
+    )
