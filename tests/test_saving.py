@@ -209,6 +209,7 @@ def test_a_run_on_a_disk_that_was_full_for_a_while_ends_as_any_other(
 
     def batch(a_run: trainer.Run) -> Any:
         if a_run.progress.step == 5:
+            a_run.saver.wait()  # for step 4
             limits.append(files_up_to(1000))
             limits[0].__enter__()
         if a_run.progress.step == 10:
