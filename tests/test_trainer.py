@@ -77,26 +77,6 @@ def test_evaluation_comes_at_its_interval_and_at_the_last_step(data: Path, tmp_p
     assert last["position"] == 12 * 64
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"evaluation__interval": 1},
-        {"evaluation__sample_tokens": 0},
-        {"evaluation__sample_tokens": 20, "evaluation__interval": 2},
-        {"checkpoint__interval": 1},
-        {"checkpoint__interval": 1000},
-        {"loader__prefetch": 0},
-        {"loader__prefetch": 8},
-        {"trainer__log_batch_hash": False, "trainer__log_interval": 50},
-    ],
-    ids=lambda change: "-".join(f"{k}={v}" for k, v in change.items()),
-)
-def test_looking_at_a_run_does_not_change_it(data: Path, tmp_path: Path, change: dict[str, object]) -> None:
-    run(tiny_config(data), tmp_path / "plain")
-    run(tiny_config(data, **change), tmp_path / "changed")
-    assert weights(tmp_path / "changed", 12) == weights(tmp_path / "plain", 12)
-
-
 @pytest.mark.parametrize("micro", [1, 2])
 def test_micro_batches_train_as_the_whole_batch(data: Path, tmp_path: Path, micro: int) -> None:
     settings = {"model__dropout": 0.0, "optimizer__lr": 1e-3}
