@@ -102,6 +102,21 @@ def test_the_rows_benchmark_measures_every_way_warm_and_cold(tmp_path: Path) -> 
     assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]
 
 
+def test_the_saves_benchmark_measures_every_way_and_what_is_copied(tmp_path: Path) -> None:
+    words = ["--rounds=2", "--steps=3", "--n-layer=1", "--n-embd=16", "--batch-size=2", "--seq-len=8"]
+    printed = bench("bench_saves.py", *words, f"--json={tmp_path / 'saves.json'}", f"--folder={tmp_path}")
+    result = read(tmp_path / "saves.json")
+    assert list(result["ways"]) == ["without", "background", "synchronous"]
+    for way, row in result["ways"].items():
+        assert f"| {way} " in printed
+        assert len(row["ratios"]) == 2
+        assert row["saves"] == (0 if way == "without" else 2 * 3)
+    copied = result["ways"]["background"]["copied_bytes"]
+    assert 0.8 * result["checkpoint_bytes"] < copied < result["checkpoint_bytes"]
+    assert result["ways"]["synchronous"]["copied_bytes"] == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["saves.json"]
+
+
 @pytest.fixture(scope="module")
 def bench_loop() -> ModuleType:
     """The script as a module, where a process of its own would add nothing but the import of torch."""
