@@ -66,7 +66,7 @@ def write_inputs(
     write_atomic(path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     _keep_manifest(path, manifest)
     write_json(path / growth.COPY, manifest)
-    starts = _read_starts(path / "environment.json")
+    starts = read_starts(path)
     write_json(path / "environment.json", {"starts": [*starts, {"step": step, **environment()}]})
 
 
@@ -81,9 +81,10 @@ def _keep_manifest(path: Path, manifest: dict[str, Any]) -> None:
         write_json(path / name, old)
 
 
-def _read_starts(path: Path) -> list[Any]:
+def read_starts(path: Path) -> list[Any]:
+    """What environment.json says of each start of the run in `path`, oldest first; empty where it is lost."""
     try:
-        starts = json.loads(path.read_text())["starts"]
+        starts = json.loads((path / "environment.json").read_text())["starts"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # lost history must not keep a run from going on
     return starts if isinstance(starts, list) else []

@@ -1,4 +1,5 @@
-"""What came of a run: its loss beside what counting achieves on the same text, a sample, and how to go on.
+"""What came of a run: where it stands and came from, a sample, its loss beside what counting achieves on the
+same text, and how to go on.
 
 python scripts/show_run.py RUN [tokens=200]
 """
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.commands import command, shown
 from harness.errors import UserError
+from harness.run_history import history
 from harness.script_words import parse, run_script
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ class ShowOptions:
 
 def main() -> None:
     path, options = parse(sys.argv[1:], ShowOptions, "RUN", "Show what came of a run.")
+    lines = history(path.expanduser().absolute())
+    print("\n".join(lines), flush=True)
+    if lines and not any(line.startswith("saved") for line in lines):
+        return  # it died before its first checkpoint: there is no model to show
     import torch
 
     from harness.finished import load
