@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from harness import run_dir
@@ -25,6 +26,16 @@ def is_unevaluated(config: TrainConfig, path: Path, saved: Checkpoint | None) ->
         return False
     due = evaluation_is_due(config, saved.step, budget_of(config, saved))
     return due and evaluation_of(path / "metrics.jsonl", saved.step) is None
+
+
+def with_evaluation(saved: Checkpoint) -> Checkpoint:
+    """The checkpoint with the validation loss of its step, which may have come after it was saved."""
+    row = evaluation_of(saved.run_dir / "metrics.jsonl", saved.step)
+    if row is None:
+        return saved
+    progress = progress_of(saved)
+    progress.evaluated(float(row["val_loss"]))
+    return dataclasses.replace(saved, trainer=saved.trainer | vars(progress))
 
 
 def is_complete(config: TrainConfig, path: Path, saved: Checkpoint) -> bool:

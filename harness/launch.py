@@ -141,7 +141,7 @@ def _taken_up(
     lines = resume_data.check_data(saved, config, manifest) + changes.lines
     if saved.trainer["metadata_sha256"] != manifest.metadata_sha256:  # and that was accepted
         saved = growth.taken_over(saved, manifest)
-    saved, moved = branch.begun(saved, config, changes.accepted, data.train)
+    saved, moved = branch.begun(completion.with_evaluation(saved), config, changes.accepted, data.train)
     if changes.other_losses:
         saved = dataclasses.replace(saved, trainer=saved.trainer | dict.fromkeys(_BEST))
     loader.start_epoch(saved.trainer["epoch"])

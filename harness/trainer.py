@@ -59,6 +59,15 @@ class Progress:
     best_val_loss: float | None = None
     best_step: int | None = None
 
+    def evaluated(self, loss: float) -> None:
+        """Take in the validation loss of this step, nats.
+
+        A checkpoint says null where it is no number; the row in metrics.jsonl says which.
+        """
+        self.val_loss = loss if math.isfinite(loss) else None
+        if math.isfinite(loss) and loss < (self.best_val_loss or math.inf):
+            self.best_val_loss, self.best_step = loss, self.step
+
 
 @dataclass
 class Run:
@@ -270,10 +279,7 @@ def evaluate_step(run: Run, between: Callable[[], None]) -> None:
         objective=run.judge,
         between=between,
     )
-    # A checkpoint says null where the loss is no number; the row in metrics.jsonl says which.
-    progress.val_loss = result.loss if math.isfinite(result.loss) else None
-    if math.isfinite(result.loss) and result.loss < (progress.best_val_loss or math.inf):
-        progress.best_val_loss, progress.best_step = result.loss, progress.step
+    progress.evaluated(result.loss)
     run.log.evaluation(progress, run.cursor["position"], result, data_chain(run))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness import trainer
+from harness.checkpoint import step_dir
 from tests.helpers_runs import rows, run, snapshot, tiny_config, write_text_set
 
 
@@ -32,3 +36,26 @@ def test_a_missing_evaluation_is_made_first(tmp_path: Path, saved: int, budget: 
     before = snapshot(path)
     run(again, path)  # complete now
     assert snapshot(path) == before
+
+
+def test_its_loss_is_not_forgotten_where_the_run_dies_before_it_is_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, path = write_text_set(tmp_path / "set"), tmp_path / "run"
+    again = tiny_config(data, resume=str(path))
+    step = trainer.train_step
+
+    def dying_after_six(run_: trainer.Run, *arguments: Any) -> Any:
+        return 1 / 0 if run_.progress.step == 6 else step(run_, *arguments)
+
+    for name, broken in (("evaluate", lambda *_, **__: 1 / 0), ("train_step", dying_after_six)):
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, name, broken)
+            with pytest.raises(ZeroDivisionError):
+                run(tiny_config(data) if name == "evaluate" else again, path)
+    run(again, path)
+    (evaluation,) = (row for row in rows(path) if row["step"] == 5 and "val_loss" in row)
+    saved = json.loads((step_dir(path, 8) / "trainer.json").read_text())
+    assert (saved["val_loss"], saved["best_val_loss"], saved["best_step"]) == (
+        evaluation["val_loss"], evaluation["val_loss"], 5,
+    )  # fmt: skip
