@@ -55,7 +55,7 @@ class HostCopy:
             self._memory[key] = memory
         if tensor.is_cuda:
             devices.add(tensor.device)
-        return memory.copy_(tensor, non_blocking=True)
+        return memory.copy_(tensor, non_blocking=tensor.is_cuda)
 
 
 def tensor_bytes(value: Any) -> int:

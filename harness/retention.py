@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ from harness.checkpoint_files import FILES, INDEX, TRAINER
 from harness.config import CheckpointConfig
 from harness.files import fsync_dir
 
+log = logging.getLogger("harness")
+
 _LEFT_FOLDER = re.compile(r"step-\d{8,}\.tmp|\.step-\d{8,}\.removed")  # of a writer, of a removal
 _LEFT_FILE = re.compile(r"\..+\.\d+\.tmp")  # of harness.files.replacing
 
@@ -28,11 +31,17 @@ def remove_surplus(
 ) -> None:
     """Remove what `config` does not keep, oldest first; only after the step `newest` is on disk.
 
-    `best` is the step of the best validation loss so far. Raises `OSError` where a removal fails, `UserError`
-    where the incidents that keep some cannot be read.
+    `best` is the step of the best validation loss so far. Raises `OSError` where a removal failed, after the
+    others, and `UserError` where the incidents that keep some cannot be read.
     """
+    failed = None
     for step in surplus(run_dir, config, newest, run_id, best):
-        _remove(step_dir(run_dir, step))
+        try:
+            _remove(step_dir(run_dir, step))
+        except OSError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def surplus(run_dir: Path, config: CheckpointConfig, newest: int, run_id: str, best: int | None) -> list[int]:
@@ -53,18 +62,26 @@ def surplus(run_dir: Path, config: CheckpointConfig, newest: int, run_id: str, b
 def clean_leftovers(run_dir: Path) -> list[Path]:
     """Remove what killed writers left in a run directory that this process holds alone; what went."""
     gone = []
-    for folder in (run_dir, run_dir / ".hydra", checkpoints_dir(run_dir)):
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.is_symlink():
-                continue
-            if path.is_file() and _LEFT_FILE.fullmatch(path.name):
-                path.unlink()
-            elif folder == checkpoints_dir(run_dir) and path.is_dir() and _LEFT_FOLDER.fullmatch(path.name):
-                shutil.rmtree(path)
-            else:
-                continue
+    for path in _leftovers(run_dir):
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
             gone.append(path)
+        except OSError as error:
+            log.warning("%s, which a writer that was killed had left, cannot be removed: %s", path, error)
     return gone
+
+
+def _leftovers(run_dir: Path) -> list[Path]:
+    """What is named as only our unfinished writing is, in each of the folders that we write to."""
+    checkpoints = checkpoints_dir(run_dir)
+    found = []
+    for folder in (run_dir, run_dir / ".hydra", checkpoints):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            is_file = path.is_file() and _LEFT_FILE.fullmatch(path.name)
+            is_step = path.is_dir() and _LEFT_FOLDER.fullmatch(path.name) and folder == checkpoints
+            if (is_file or is_step) and not path.is_symlink():
+                found.append(path)
+    return found
 
 
 def _remove(folder: Path) -> None:

@@ -7,7 +7,7 @@ lineage.json       which data and which order each stretch of steps came from (l
 manifest-*.json    copies of the manifests before shards were added, each named by its digest
 reference.safetensors  the frozen starting weights of a run that is trained on preferences
 incidents.jsonl    steps whose numbers went wrong, where there were any (incidents.py)
-status.json        state, phase, step, pid, ... : what a scheduler or a person asks first
+status.json        state, phase, step, last_saved, pid, ... : what a scheduler or a person asks first
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from harness.host_copy import HostCopy, tensor_bytes
 
 log = logging.getLogger("harness")
 
-GRACE_S = 4.0  # what a run that ends in an error waits for the save that is under way
-GIVE_UP_S = 2.0  # and then for its thread to notice
+GRACE_S = 3.0  # what a run that ends in an error waits for the save that is under way
+GIVE_UP_S = 1.0  # and then for its thread to notice
 _BEAT_S = 1.0
 
 
@@ -40,14 +40,15 @@ class Saver:
     `max_failures` in a row end the run with `RunFailed`; any other error is a fault of the harness and is
     raised by the next call. To be closed in a `finally`.
 
-    `beat` is called every now and then by the thread that waits here, as long as the writing gets on.
-    `seconds` is what the slowest save so far took, from the call to the disk; None before there was one.
+    `last_saved` is the newest step that is on disk. `beat` is called every now and then by the thread that
+    waits here, as long as the writing gets on. `seconds` is what the slowest save so far took, from the call
+    to the disk; None before there was one.
     """
 
     def __init__(
         self, run_dir: Path, config: CheckpointConfig, beat: Callable[[], object] = lambda: None
     ) -> None:
-        self.last_saved: int | None = None
+        self.last_saved = max(complete_steps(run_dir), default=None)
         self.seconds: float | None = None
         self._beat, self._blocks = beat, 0
         self._run_dir, self._config = run_dir, config
@@ -163,15 +164,20 @@ class Saver:
         self.last_saved = trainer["step"]
         self.seconds = max(self.seconds or 0.0, time.monotonic() - self._begun)
         log.info("saved %s", shown(path))
+        self._tidy_up(path, trainer)
+
+    def _tidy_up(self, path: Path, trainer: dict[str, Any]) -> None:
+        """What follows a save that is durable; where it fails, that is said once and tried at the next."""
         try:
-            write_atomic(path.with_name("latest"), path.name + "\n")
             retention.remove_surplus(
                 self._run_dir, self._config, trainer["step"], trainer["run_id"], trainer["best_step"]
             )
         except (OSError, UserError) as error:
-            self._say_once(
-                f"step {trainer['step']} is saved, but older checkpoints could not be removed: {error}"
-            )
+            self._say_once(f"older checkpoints could not be removed: {error}")
+        try:
+            write_atomic(path.with_name("latest"), path.name + "\n")
+        except OSError as error:
+            self._say_once(f"{path.with_name('latest')} does not name the newest checkpoint: {error}")
 
     def _between(self) -> None:
         """Before each block that is written."""

@@ -129,7 +129,7 @@ def train(run: Run, stop: StopRequest) -> bool:
         run.guard.note(progress.step, progress.epoch, batch)
         last, evaluates = progress.step == budget, evaluation_is_due(config, progress.step, budget)
         run.log.waited(waited)
-        run.status.note(step=progress.step)
+        run.status.note(step=progress.step, last_saved=run.saver.last_saved)
         if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
             run.guard.settle()
             row: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
@@ -310,5 +310,5 @@ def save(run: Run) -> None:
         }
         # The rows that a checkpoint counts on are durable before it is.
         run.saver.save(parts, before=run.log.metrics.sync)
-        tell = run.status.update if waits else run.status.note
-        tell(phase="train", last_saved=run.saver.last_saved)
+        if waits:
+            run.status.update(phase="train", last_saved=run.saver.last_saved)

@@ -110,7 +110,8 @@ def test_a_folder_that_may_not_be_removed_is_said_and_the_run_goes_on(
         "a file where the removal wants a folder"
     )
     assert saved(tmp_path, range(3, 5), keep_last=1)[-1] == 4
-    assert caplog.text.count("older checkpoints could not be removed") == 2
+    assert complete_steps(tmp_path) == [1, 4]  # the others went
+    assert caplog.text.count("older checkpoints could not be removed") == 1
 
 
 def test_a_removal_that_is_killed_leaves_nothing_that_looks_like_a_checkpoint(
