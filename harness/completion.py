@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from harness import run_dir
+from harness import lineage, run_dir
 from harness.auto_resume import latest_names
 from harness.checkpoint import Checkpoint
 from harness.config import TrainConfig, total_steps
@@ -21,11 +21,15 @@ def budget_of(config: TrainConfig, saved: Checkpoint | None) -> int:
 
 
 def is_unevaluated(config: TrainConfig, path: Path, saved: Checkpoint | None) -> bool:
-    """Whether the run in `path` was stopped before the evaluation of the step that it goes on from."""
-    if saved is None or saved.run_dir != path:
+    """Whether the run was stopped before the evaluation of the step that it goes on from in `path`.
+
+    A branch does not repeat the evaluation that its parent, which trained the step, has in its rows.
+    """
+    if saved is None or not evaluation_is_due(config, saved.step, budget_of(config, saved)):
         return False
-    due = evaluation_is_due(config, saved.step, budget_of(config, saved))
-    return due and evaluation_of(path / "metrics.jsonl", saved.step) is None
+    trained = [Path(segment.path) for segment in lineage.of_checkpoint(saved) if segment.step < saved.step]
+    folders = {path, saved.run_dir, *trained[-1:]}
+    return all(evaluation_of(folder / "metrics.jsonl", saved.step) is None for folder in folders)
 
 
 def with_evaluation(saved: Checkpoint) -> Checkpoint:

@@ -65,7 +65,7 @@ class Progress:
         A checkpoint says null where it is no number; the row in metrics.jsonl says which.
         """
         self.val_loss = loss if math.isfinite(loss) else None
-        if math.isfinite(loss) and loss < (self.best_val_loss or math.inf):
+        if math.isfinite(loss) and (self.best_val_loss is None or loss < self.best_val_loss):
             self.best_val_loss, self.best_step = loss, self.step
 
 

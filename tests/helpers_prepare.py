@@ -10,10 +10,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 from harness.config import PrepareScriptConfig
 from harness.config_groups import (
@@ -32,6 +31,9 @@ from harness.config_groups import (
 from harness.errors import UserError
 from harness.prepare import Summary, chunks, prepare
 from harness.storage.manifest import load_manifest
+
+if TYPE_CHECKING:
+    import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -128,6 +130,8 @@ def prepared(
 
 
 def refusal(directory: Path, corpus: CorpusConfig, *args: Any, **settings: Any) -> str:
+    import pytest  # only here: the proofs that share this file run without it
+
     with pytest.raises(UserError) as caught:
         prepared(directory, corpus, *args, **settings)
     return str(caught.value)
