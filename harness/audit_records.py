@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import checkpoint, lineage
-from harness.config import total_steps
 from harness.errors import UserError
-from harness.replay import RunRecord
+from harness.replay import RunRecord, budget_of
 
 _HEX = re.compile("[0-9a-f]{64}")
 
@@ -72,7 +71,7 @@ def _rows(run: RunRecord, records: Records) -> Iterator[tuple[str, dict[str, Any
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         lines = [b""]
-    budget, before = total_steps(run.config), 0
+    budget, before = budget_of(run), 0
     for number, line in enumerate(lines, start=1):
         source = f"metrics.jsonl line {number}"
         try:

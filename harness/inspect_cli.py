@@ -79,13 +79,13 @@ def _show_step(words: list[str]) -> None:
 
 def _show_place(run: RunRecord, reader: SegmentReader, step: int) -> None:
     from harness.commands import shown
-    from harness.config import total_steps
+    from harness.replay import budget_of
     from harness.run_dir import read_status
 
     segment, place = reader.segment, reader.place(step)
     manifest = reader.store.manifest
     when = " (not trained yet)" if step > read_status(run.path).get("step", 0) else ""
-    print(f"run       {shown(run.path)}, step {step} of {total_steps(run.config)}{when}")
+    print(f"run       {shown(run.path)}, step {step} of {budget_of(run)}{when}")
     if segment.run_id != run.segments[-1].run_id:
         print(
             f"          steps {segment.step + 1} on were trained by {shown(Path(segment.path))}, its parent"

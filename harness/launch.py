@@ -45,7 +45,7 @@ from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
 from harness.preemption import StopRequest, listening
 from harness.tracking import TrackedRun, Tracker, open_tracker
-from harness.tracking.jsonl import cut_after, loss_after
+from harness.tracking.jsonl import cut_after
 from harness.trainer import Run, summary, train
 
 log = logging.getLogger("harness")
@@ -105,8 +105,7 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
                 "already complete at step %d, the budget is %d: %s. For more: trainer.max_steps=N",
                 saved.step, completion.budget_of(config, saved), shown(path),
             )  # fmt: skip
-            loss = loss_after(path / "metrics.jsonl", saved.step, saved.trainer["val_loss"])
-            return Outcome(path, saved.step, loss)
+            return Outcome(path, saved.step, completion.with_evaluation(saved).trainer["val_loss"])
         resume_data.check_place(saved, config)
     initial = weights.open_initial(config) if saved is None else None
     device = select_device(config.device)

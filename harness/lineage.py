@@ -86,6 +86,16 @@ def of_checkpoint(saved: Checkpoint) -> list[Segment]:
     return [begun]
 
 
+def tokens_at(segments: list[Segment], step: int) -> int:
+    """The tokens trained in the first `step` steps, as a run counts them: `batch_size * seq_len` a step."""
+    ends = [*(segment.step for segment in segments[1:]), step]
+    begins = [0, *ends]  # what is not known of the first steps was most likely like what follows them
+    return sum(
+        max(0, min(end, step) - begin) * segment.loader["batch_size"] * segment.loader["seq_len"]
+        for segment, begin, end in zip(segments, begins, ends, strict=False)
+    )
+
+
 def to_record(segments: list[Segment]) -> list[dict[str, Any]]:
     """Plain containers, as trainer.json and lineage.json hold them."""
     return [dataclasses.asdict(segment) for segment in segments]

@@ -17,7 +17,7 @@ import yaml
 
 from harness import checkpoint, growth, lineage
 from harness.commands import shown
-from harness.config import TrainConfig, set_directory
+from harness.config import TrainConfig, set_directory, total_steps
 from harness.config_groups import LoaderConfig
 from harness.config_record import from_dict
 from harness.errors import UserError
@@ -61,6 +61,12 @@ class Source:
     def is_as_recorded(self) -> bool:
         """Whether the tokens are those that the segment was trained on, as far as manifests say."""
         return self.manifest.metadata_sha256 == self.segment.metadata_sha256
+
+
+def budget_of(run: RunRecord) -> int:
+    """The step that the run trains to; a branch counts the tokens of batches that its parents had."""
+    step = run.segments[-1].step
+    return total_steps(run.config, step, lineage.tokens_at(run.segments, step))
 
 
 def open_run(path: Path) -> RunRecord:

@@ -66,8 +66,11 @@ def restore(saved: dict[str, Any], device: torch.device, *, source: Path, anew: 
     _restore_part("python", source, lambda: random.setstate(saved["python"]))
     _restore_part("numpy", source, lambda: np.random.set_state(_numpy_state(saved["numpy"])))
     _restore_part("torch", source, lambda: torch.set_rng_state(saved["torch"]))
-    lines = _version_lines(saved["versions"], device)
     before = "cuda" if saved["cuda"] else "cpu"
+    if device.type == before == "cuda":
+        _check_devices(len(saved["cuda"]), source)
+        _restore_part("cuda", source, lambda: torch.cuda.set_rng_state_all(saved["cuda"]))
+    lines = _version_lines(saved["versions"], device)
     if device.type != before:
         if device.type == "cuda":
             torch.cuda.manual_seed_all(anew)
@@ -76,9 +79,6 @@ def restore(saved: dict[str, Any], device: torch.device, *, source: Path, anew: 
             f"random numbers: the checkpoint was trained on {before}, this run on {device.type}: the "
             f"generators of {device.type} {_BEGIN[device.type]}, so the steps are not bit-equal",
         ]
-    if device.type == "cuda":
-        _check_devices(len(saved["cuda"]), source)
-        _restore_part("cuda", source, lambda: torch.cuda.set_rng_state_all(saved["cuda"]))
     return lines
 
 
