@@ -124,23 +124,22 @@ def test_rows_of_a_time_without_wandb_are_sent_when_it_is_back(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "run"
-    run(tracked(data, trainer__max_steps=2), path)
-    without = tracked(data, resume=str(path), trainer__max_steps=7)
-    without.tracker = TrackerConfig()
-    run(without, path)
-    run(tracked(data, resume=str(path)), path)
+
+    def go_on(steps: int, **tracker: Any) -> dict[str, Any]:
+        run(tracked(data, resume="auto", trainer__max_steps=steps, **tracker), path)
+        status: dict[str, Any] = json.loads((path / "status.json").read_text())
+        return status
+
+    assert go_on(2, tracker=TrackerConfig())["wandb_id"] is None
+    status = go_on(4)
+    without = go_on(7, tracker=TrackerConfig())
+    assert (without["wandb_id"], without["wandb_last_step"]) == (status["wandb_id"], 4)
+    go_on(8)
     check_mirror(path, starts=2)
-    assert said(caplog, "W&B") == ["W&B: it lacked 5 rows, of steps 3 to 7, which are sent now"]
-
-
-def test_a_run_that_began_without_wandb_is_sent_from_its_first_row(data: Path, tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    without = tracked(data, trainer__max_steps=5)
-    without.tracker = TrackerConfig()
-    run(without, path)
-    assert json.loads((path / "status.json").read_text())["wandb_id"] is None
-    run(tracked(data, resume=str(path)), path)
-    check_mirror(path, starts=1)
+    assert said(caplog, "W&B") == [
+        "W&B: it lacked 2 rows, of steps 1 to 2, which are sent now",
+        "W&B: it lacked 3 rows, of steps 5 to 7, which are sent now",
+    ]
 
 
 def test_files_that_were_cleaned_away_after_a_sync_are_not_sent_again(

@@ -29,7 +29,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tracked(data: Path, **changes: Any) -> TrainConfig:
-    return tiny_config(data, tracker=WandbTrackerConfig(mode="offline"), **changes)
+    return tiny_config(data, **{"tracker": WandbTrackerConfig(mode="offline"), **changes})
 
 
 def merged(path: Path) -> dict[int, dict[str, Any]]:

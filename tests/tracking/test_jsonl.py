@@ -6,6 +6,8 @@ import json
 import math
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,69 @@ def test_numbers_that_are_not_finite_stay_strict_json_and_come_back(tmp_path: Pa
     (row,) = read_rows(path)
     assert math.isnan(row["loss"])
     assert (row["grad_norm"], row["low"], row["text"]) == (math.inf, -math.inf, "plain")
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+from harness.tracking.jsonl import MetricsFile, cut_after
+moments = 0
+def counted(call):
+    def counting(*arguments, **named):
+        global moments
+        moments += 1
+        if moments == int(sys.argv[2]):
+            os.kill(os.getpid(), 9)
+        return call(*arguments, **named)
+    return counting
+for name in ("fsync", "replace", "write", "ftruncate"):
+    setattr(os, name, counted(getattr(os, name)))
+cut_after(Path(sys.argv[1]), 4)
+MetricsFile(Path(sys.argv[1])).append({"step": 5})
+"""
+
+
+def test_a_kill_at_any_moment_of_a_cut_leaves_all_rows_or_those_that_are_kept(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    for moment in range(1, 20):
+        path = tmp_path / str(moment) / "metrics.jsonl"
+        path.parent.mkdir()
+        rows = write(path, range(1, 8))
+        with open(path, "ab") as file:
+            file.write(b'{"step": 8, "lo')
+        done = subprocess.run([sys.executable, "-c", CUT, str(path), str(moment)], cwd=root, timeout=60)
+        kept = rows[:4]
+        if done.returncode == 0:
+            assert read_rows(path) == [*kept, {"step": 5}]
+            break
+        assert read_rows(path) in (rows, kept)
+        cut_after(path, 4)
+        write(path, range(5, 6))
+        assert read_rows(path) == rows[:5]
+    assert moment > 4
+
+
+def test_a_reader_sees_whole_rows_while_they_are_cut_and_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = write(path, range(1, 400))
+    done = threading.Event()
+
+    def read() -> list[list[dict[str, Any]]]:
+        seen = [read_rows(path)]
+        while not done.is_set():
+            seen.append(read_rows(path))
+        return seen
+
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(read)
+        for step in (300, 200, 100, 0):
+            cut_after(path, step)
+            write(path, range(step + 1, 400))
+        done.set()
+        seen = reader.result()
+    assert read_rows(path) == rows
+    assert all(one == rows[: len(one)] for one in seen)
+    assert len(seen) > 2
 
 
 TORN = [

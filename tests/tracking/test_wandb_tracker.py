@@ -185,12 +185,15 @@ def test_numbers_that_are_not_finite_arrive_as_in_metrics_jsonl(tmp_path: Path) 
 
 
 def test_a_resumed_offline_run_keeps_its_id(tmp_path: Path) -> None:
-    first, _ = start(tmp_path / "run", mode="offline")
+    first, _ = start(tmp_path / "run")
     first.log(row(1))
     first.finish(1)
-    again, _ = start(tmp_path / "run", mode="offline", run_id=first.id)
-    again.log(row(2))
+    again, (line,) = start(tmp_path / "run", run_id=first.id)
+    assert again.last_step == 1
+    for step in (1, 2):
+        again.log(row(step))
     again.finish(0)
+    assert line.endswith(f"wandb sync {tmp_path}/run/wandb/offline-run-*-{first.id}*")  # both, in one command
     runs = [read_run(tmp_path / "run" / "wandb", index) for index in (0, 1)]
     assert [run.id for run in runs] == [first.id, first.id] == [again.id, again.id]
     assert [run.rows for run in runs] == [{1: row(1)}, {2: row(2)}]
@@ -283,11 +286,12 @@ def test_a_resumed_online_run_sends_no_step_twice(
     server.known["abcd1234"] = 7  # it was killed at step 7, and goes on from a checkpoint at step 4
     tracker, reports = start(tmp_path / "run", run_id="abcd1234")
     assert tracker.id == "abcd1234"
+    tracker.log({"step": 4, "val_loss": 1.0}, late=True)  # which the server would not take any more
     for step in range(5, 11):
         tracker.log(row(step))
     tracker.finish(0)
     assert arrived(server) == {step: row(step) for step in (8, 9, 10)}
-    assert len(reports) == 1
+    assert reports[1:] == ["W&B: step 4 was sent without its evaluation, which is in metrics.jsonl"]
     assert capfd.readouterr() == ("", "")
 
 
