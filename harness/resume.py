@@ -122,7 +122,7 @@ def table() -> str:
     """The table as Markdown, for the documentation."""
     lines = ["| kind | keys | what a change means | at a resume |", "|---|---|---|---|"]
     for row in TABLE:
-        keys = ", ".join(f"`{_word(key)}`" for key in row.keys)
+        keys = ", ".join(dict.fromkeys(f"`{_word(key)}`" for key in row.keys))
         lines.append(f"| {row.kind} | {keys} | {row.meaning} | {_AT_A_RESUME[row.kind]} |")
     return "\n".join(lines)
 

@@ -25,7 +25,7 @@ from harness.config_groups import (
 from harness.config_record import to_dict
 from harness.errors import UserError
 from harness.resume import FATAL, FREE, ORDER, TABLE
-from tests.helpers_runs import run, snapshot, tiny_config, write_text_set
+from tests.helpers_runs import ROOT, run, snapshot, tiny_config, write_text_set
 
 
 def test_every_key_of_a_run_is_in_the_table_once() -> None:
@@ -290,3 +290,8 @@ def test_a_refused_resume_changes_nothing_on_disk(data: Path, tmp_path: Path) ->
             run(tiny_config(data, resume=str(path), **change), tmp_path / "branch")
     assert snapshot(tmp_path) == before
     assert not (tmp_path / "branch").exists()
+
+
+def test_the_documentation_holds_the_table() -> None:
+    page = (ROOT / "docs" / "resume.md").read_text()
+    assert page.endswith("\n\n" + resume.table() + "\n")
