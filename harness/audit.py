@@ -14,11 +14,12 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
+from harness import lineage
 from harness.audit_compare import compare
 from harness.audit_records import Fault, Records, read_records
 from harness.data_chain import batch_digest
 from harness.errors import UserError
-from harness.replay import RunRecord, SegmentReader, Source, source_of
+from harness.replay import RunRecord, SegmentReader, Source, source_of, tokens_a_step
 
 # Tokens hashed by a thread at a time: enough to make starting a piece cheap, little enough to be fair.
 _PIECE_TOKENS = 1 << 22
@@ -130,7 +131,7 @@ def _recompute(
                     else:
                         result.digests[step - 1] = digest
                 done_steps += len(steps)
-                result.tokens += len(steps) * _tokens_a_step(run, steps[0])
+                result.tokens += len(steps) * tokens_a_step(lineage.segment_of(run.segments, steps[0]))
                 report(done_steps, result.tokens, total)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -161,11 +162,6 @@ def _pieces(
         for first in range(segment.step + 1, end + 1, size):
             pieces.append((index, range(first, min(first + size, end + 1))))
     return pieces
-
-
-def _tokens_a_step(run: RunRecord, step: int) -> int:
-    loader = next(s.loader for s in reversed(run.segments) if s.step < step)
-    return int(loader["batch_size"]) * int(loader["seq_len"])
 
 
 def _cpus() -> int:

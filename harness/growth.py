@@ -11,10 +11,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.files import write_json
 from harness.storage.manifest import manifest_digest
 
 if TYPE_CHECKING:
     from harness.checkpoint import Checkpoint
+    from harness.lineage import Segment
     from harness.storage.manifest import Manifest
 
 COPY = "manifest.json"
@@ -30,6 +32,14 @@ def recorded_manifest(run_dir: Path, metadata_sha256: str) -> dict[str, Any]:
         except (OSError, ValueError, TypeError):
             continue
     return {}
+
+
+def keep_manifests(run_dir: Path, segments: list[Segment]) -> None:
+    """Copy the manifests of what a branch inherited, so that its directory alone says what its steps read."""
+    for segment in segments:
+        digest = segment.metadata_sha256
+        if not recorded_manifest(run_dir, digest) and (raw := recorded_manifest(Path(segment.path), digest)):
+            write_json(run_dir / kept_name(digest), raw)
 
 
 def kept_name(metadata_sha256: str) -> str:

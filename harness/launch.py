@@ -172,6 +172,7 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
     cut_after(path / "metrics.jsonl", step)
     incidents.cut_after(path, step)
     run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step)
+    growth.keep_manifests(path, segments)
     lineage.write(path, segments)
     status = run_dir.Status(
         path / "status.json", step=step, parent=identity["parent"],

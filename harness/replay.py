@@ -112,6 +112,11 @@ def _read_config(path: Path) -> TrainConfig:
     return from_dict(values, str(file))
 
 
+def tokens_a_step(segment: Segment) -> int:
+    """Tokens of a step, as they are counted in its rows: a pair as one sequence."""
+    return int(segment.loader["batch_size"]) * int(segment.loader["seq_len"])
+
+
 def loader_config(segment: Segment) -> LoaderConfig:
     """The settings of a segment's loader; `UserError` for ones that this version does not know."""
     return from_dict({"loader": segment.loader}, f"{lineage.FILE} of {segment.path}").loader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -16,14 +17,18 @@ import pytest
 from harness.config_groups import (
     BlockShuffleConfig,
     ContrastiveRowsConfig,
+    Hdf5DataConfig,
     LoaderConfig,
     PaddedRowsConfig,
     SlidingWindowConfig,
 )
+from harness.data_chain import batch_sha256
 from harness.errors import UserError
+from harness.replay import SegmentReader, budget_of, open_run, reader_of, source_of
 from harness.storage.manifest import load_manifest, write_manifest
 from tests.helpers_audit import edit_rows, faults, other_hash
 from tests.helpers_runs import run, tiny_config, train_rows, write_pair_set, write_row_set, write_text_set
+from tests.helpers_sets import write_set
 
 SIZES: dict[str, Any] = {"seq_len": 16, "batch_size": 4}
 SEQUENTIAL = LoaderConfig(**SIZES)
@@ -114,8 +119,6 @@ def _change_tokens(data: Path, count: int) -> int:
 
 def _first_reading(path: Path, number: int) -> int:
     """The first step that reads token (of rows: row) `number` of the train split, by where its rows lie."""
-    from harness.replay import SegmentReader, open_run, source_of
-
     record = open_run(path)
     reader = SegmentReader.open(source_of(record, record.segments[0]))
     width = 17
@@ -295,17 +298,76 @@ def test_a_branch_is_audited_from_the_first_step_of_its_parent(some: Path, tmp_p
     assert "the lineage, where a new part of the run began" in found[1][1]
 
 
-def test_accepted_data_is_part_of_the_chain(tmp_path: Path) -> None:
-    from tests.helpers_sets import write_set
+def _growing(folder: Path, shards: int) -> Path:
+    """A set of 200 tokens a train shard; more of them are an older set and what was added."""
+    tokens = np.random.default_rng(7).integers(0, 257, (5, 200)).tolist()
+    splits = {"train": tokens[:shards], "val": tokens[4:]}
+    return write_set(folder, splits, preparation={"corpus": "stdlib"})
 
-    shards = np.random.default_rng(7).integers(0, 257, (5, 200)).tolist()
-    splits = {"train": shards[:2], "val": shards[4:]}
-    data, path = write_set(tmp_path / "set", splits, preparation={"corpus": "stdlib"}), tmp_path / "run"
+
+def test_shards_that_were_accepted_are_part_of_the_chain(tmp_path: Path) -> None:
+    data, path = _growing(tmp_path / "set", 2), tmp_path / "run"
     run(tiny_config(data, trainer__max_steps=9), path)
-    write_set(data, splits | {"train": shards[:4]}, preparation={"corpus": "stdlib"})
+    _growing(data, 4)
     assert faults(path) == []  # shards that were only added change none of its steps
     run(tiny_config(data, trainer__max_steps=20, resume=str(path), resume_accept=["data"]), path)
     assert faults(path) == []
+    branch = tmp_path / "branch"
+    run(tiny_config(data, trainer__max_steps=22, resume=str(path), run__name="branch"), branch)
+    shutil.rmtree(path)  # the branch's own directory says what each of its steps read, and where epochs ended
+    assert faults(branch) == []
+
+
+def test_the_same_tokens_in_another_storage_are_part_of_the_chain(tmp_path: Path) -> None:
+    npy = write_text_set(tmp_path / "npy", train_tokens=500)
+    hdf5 = write_text_set(tmp_path / "hdf5", train_tokens=500, storage={"format": "hdf5"})
+    path = tmp_path / "run"
+    loader = {"model__n_layer": 1, "evaluation__interval": 100}
+    config = tiny_config(npy, trainer__max_steps=6, **loader)
+    config.loader = LOADERS["permutation"]
+    run(config, path)
+    config = tiny_config(hdf5, resume=str(path), resume_accept=["data"], **loader)
+    config.data, config.loader = Hdf5DataConfig(path=str(hdf5)), LOADERS["permutation"]
+    run(config, path)
+    assert faults(path) == []
+    record = open_run(path)
+    assert [Path(segment.data_path) for segment in record.segments] == [npy, hdf5]
+    moved = npy.rename(tmp_path / "moved")  # one of the two
+    assert faults(path, data_path=str(moved)) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "change"),
+    [
+        (SEQUENTIAL, {"batch_size": 3}),
+        (SEQUENTIAL, {"seq_len": 7}),
+        (SEQUENTIAL, {"mask_boundary": "target"}),
+        (SlidingWindowConfig(stride=5, **SIZES), {"seed": 1}),
+        (SlidingWindowConfig(stride=5, **SIZES), {"batch_size": 3}),
+        (SlidingWindowConfig(sampling="ordered", stride=5, **SIZES), {"stride": 9}),
+        (BlockShuffleConfig(window_tokens=320, **SIZES), {"window_tokens": 160}),
+    ],
+    ids=str,
+)
+def test_a_branch_into_another_order_is_audited(
+    first: LoaderConfig, change: dict[str, Any], tmp_path: Path
+) -> None:
+    data, branch = write_text_set(tmp_path / "set", train_tokens=500), tmp_path / "branch"
+    config = tiny_config(data, trainer__max_steps=10, model__n_layer=1, evaluation__interval=100)
+    config.loader = first
+    run(config, tmp_path / "run")
+    config.loader = dataclasses.replace(first, **change)
+    config.trainer.max_steps, config.resume = 25, str(tmp_path / "run")
+    config.resume_accept = [f"loader.{key}" for key in change]
+    run(config, branch)
+    assert faults(branch) == []
+    record = open_run(branch)
+    assert [segment.step for segment in record.segments] == [0, 10]
+    assert budget_of(record) == 25
+    for row in train_rows(branch):
+        reader = reader_of(record, row["step"])
+        assert reader.place(row["step"])[::2] == (row["epoch"], row["position"])
+        assert batch_sha256(reader.batch(row["step"])) == row["batch_sha256"]
 
 
 def test_a_run_without_anything_to_compare_is_refused(tmp_path: Path) -> None:
