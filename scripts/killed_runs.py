@@ -261,6 +261,12 @@ def look(run_dir: Path, straight: Straight) -> Left:
     return Left(steps[-1] if steps else 0, logged, doing, is_saving, faults)
 
 
+def oldest_to_go(run_dir: Path) -> int:
+    """The oldest complete step that is not the best one, and goes when others have come."""
+    saved = checkpoint.open_checkpoint(checkpoint.find(run_dir))
+    return next(step for step in checkpoint.complete_steps(run_dir) if step != saved.trainer["best_step"])
+
+
 def _latest(run_dir: Path) -> str | None:
     path = checkpoint.checkpoints_dir(run_dir) / "latest"
     return path.read_text().strip() if path.exists() else None

@@ -45,6 +45,7 @@ from killed_runs import (  # noqa: E402
     Straight,
     differences,
     look,
+    oldest_to_go,
     outcome,
 )
 from killing import CALLS, killed_at, traced, was_killed  # noqa: E402
@@ -126,15 +127,16 @@ class Chain:
         """Let the run get to its end."""
         self.ended(self.attempt())
 
-    def go_to(self, step: int) -> None:
-        """Have at least `step` steps saved and two still to train; those on the way there are not counted."""
+    def go_to_save(self) -> tuple[int, int]:
+        """Have so many steps saved that the next save, which is not the last, removes one; both steps."""
         if self.newest + 2 > self.course.steps:
             self.finish()
-        if self.newest < step:
+        if self.newest < KEEP_LAST:
             attempt = self.attempt()
-            attempt.wait_until(lambda: max(attempt.saved(), default=0) >= step)
+            attempt.saves(KEEP_LAST)
             attempt.kill(whole_group=True)
             self.killed(attempt, counts=False)
+        return self.newest + 1, oldest_to_go(self.run_dir)
 
     def wrong(self, what: str) -> None:
         print(f"  wrong: {what}", file=sys.stderr)
@@ -186,14 +188,13 @@ def kill_at_calls(chain: Chain, every: int, tallies: dict[str, Tally]) -> None:
 def calls_of_one_save(chain: Chain) -> list[Call]:
     """Trace a process that goes on where the steps that are kept are there, until its first save is over."""
     output = chain.course.folder / "trace.txt"
-    chain.go_to(KEEP_LAST + 1)
+    new, old = chain.go_to_save()
     attempt = chain.attempt(traced(chain.course.command(chain.run_dir), str(output), TRACED))
     if not attempt.saves(2):
         raise SystemExit(f"strace cannot be used here: {attempt.said()[-500:]}")
-    first = attempt.began_at() + 1
     attempt.kill(whole_group=False)  # strace, in the same group, is still to write what it saw
     chain.killed(attempt)
-    calls = calls_of_save(read_trace(output, attempt.process.pid), chain.run_dir, first)
+    calls = calls_of_save(read_trace(output, attempt.process.pid), chain.run_dir, new, old)
     if not calls:
         raise SystemExit(f"no call of a save was found in {output}")
     return calls
@@ -201,8 +202,7 @@ def calls_of_one_save(chain: Chain) -> list[Call]:
 
 def kill_at_call(chain: Chain, call: Call) -> bool:
     """Whether the process came to this call in its first save, and was killed there."""
-    chain.go_to(KEEP_LAST + 1)
-    path = call.path_at(chain.newest + 1)
+    path = call.path_at(*chain.go_to_save())
     attempt = chain.attempt(killed_at(call.name, call.number, chain.course.command(chain.run_dir), path))
     attempt.saves(2)
     hit = was_killed(attempt.process.poll())
@@ -265,7 +265,8 @@ def prove(course: Course, options: argparse.Namespace) -> dict[str, Tally]:
     chain = Chain(course, course.folder, straight, tallies["at random"])
     while chain.tally.kills < options.random:
         kill_at_random(chain, chance)
-    chain.finish()
+    if options.random:
+        chain.finish()
     if options.every:
         traced_tallies = {kind: Tally() for kind in CALLS}
         kill_at_calls(Chain(course, course.folder, straight, Tally()), options.every, traced_tallies)
@@ -297,7 +298,9 @@ def main() -> None:
     parser.add_argument("--folder", default=tempfile.gettempdir())
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="prove-kill-", dir=options.folder) as folder:
-        tallies = prove(Course(Path(folder), options.model, options.steps, not options.synchronous), options)
+        tallies = prove(
+            Course(Path(folder).resolve(), options.model, options.steps, not options.synchronous), options
+        )
     print("| killed | kills | inside a save | steps lost: kills | runs ended, compared | wrong |")
     print("|---|---|---|---|---|---|")
     for name, tally in tallies.items():
