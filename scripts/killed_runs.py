@@ -235,8 +235,8 @@ class Left:
         return max(0, self.logged - self.newest)
 
 
-def look(run_dir: Path, straight: Straight) -> Left:
-    """Check what is there before anything goes on with it."""
+def look(run_dir: Path, straight: Straight, before: int) -> Left:
+    """Check what a process that went on from step `before` left, before anything goes on with it."""
     faults = []
     steps = checkpoint.complete_steps(run_dir)
     for step in steps:
@@ -257,7 +257,7 @@ def look(run_dir: Path, straight: Straight) -> Left:
             faults.append(f"metrics.jsonl: {_first_difference(found, straight.rows)}")
     except UserError as error:
         faults.append(str(error))
-    doing, is_saving = _doing(run_dir, steps, latest)
+    doing, is_saving = _doing(run_dir, before, steps, latest)
     return Left(steps[-1] if steps else 0, logged, doing, is_saving, faults)
 
 
@@ -272,7 +272,7 @@ def _latest(run_dir: Path) -> str | None:
     return path.read_text().strip() if path.exists() else None
 
 
-def _doing(run_dir: Path, steps: list[int], latest: str | None) -> tuple[str, bool]:
+def _doing(run_dir: Path, before: int, steps: list[int], latest: str | None) -> tuple[str, bool]:
     """What was going on, and whether that was a part of a save: by the files, else by status.json."""
     folder = checkpoint.checkpoints_dir(run_dir)
     begun = sorted(folder.glob("step-*.tmp")) if folder.is_dir() else []
@@ -281,7 +281,7 @@ def _doing(run_dir: Path, steps: list[int], latest: str | None) -> tuple[str, bo
         if any(path.name.endswith(".tmp") or path.name == "checkpoint.json" for path in begun[-1].iterdir()):
             return "writing its index", True
         return f"writing {there[-1]}" if there else "beginning a save", True
-    if steps and latest != checkpoint.step_dir(run_dir, steps[-1]).name:
+    if steps and steps[-1] > before and latest != checkpoint.step_dir(run_dir, steps[-1]).name:
         return "naming it the latest", True
     if checkpoint.incomplete_steps(run_dir) or _strangers(folder):
         return "removing an old one", True

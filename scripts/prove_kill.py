@@ -97,7 +97,7 @@ class Chain:
     def killed(self, attempt: Attempt, full_disk: bool = False, counts: bool = True) -> None:
         """A process that was killed: what it left is checked, and counted."""
         self._check_beginning(attempt)
-        left = look(self.run_dir, self.straight)
+        left = look(self.run_dir, self.straight, self.newest)
         if counts:
             self.tally.count(left)
         print(f"  step {left.logged} logged, {left.newest} saved, killed: {left.doing}", file=sys.stderr)
