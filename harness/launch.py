@@ -195,6 +195,8 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
             saved=saved, status=status, tracker=tracker, identity=identity, unevaluated=unevaluated,
         )  # fmt: skip
         _describe(run, plan)
+        if saved is not None and plan.goes_on:
+            run.saver.remove_surplus(saved.trainer)
         if saved is not None:  # last, so that nothing between here and the first step draws a number
             _restore_rng(saved, learner, plan.config, plan.device)
         with (

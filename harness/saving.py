@@ -166,17 +166,24 @@ class Saver:
         log.info("saved %s", shown(path))
         self._tidy_up(path, trainer)
 
-    def _tidy_up(self, path: Path, trainer: dict[str, Any]) -> None:
-        """What follows a save that is durable; where it fails, that is said once and tried at the next."""
+    def remove_surplus(self, trainer: dict[str, Any]) -> None:
+        """Remove what is not kept, now that the step of `trainer` is on disk.
+
+        To be called when a run goes on, too: where a kill came before the removal, there may be no room for
+        the next save, and so no removal after it.
+        """
         try:
             retention.remove_surplus(
                 self._run_dir, self._config, trainer["step"], trainer["run_id"], trainer["best_step"]
             )
         except (OSError, UserError) as error:
             self._say_once(f"older checkpoints could not be removed: {error}")
-        try:
-            write_atomic(path.with_name("latest"), path.name + "\n")
-        except OSError as error:
+
+    def _tidy_up(self, path: Path, trainer: dict[str, Any]) -> None:
+        """What follows a save that is durable; where it fails, that is said once and tried at the next."""
+        error = _name_latest(path)  # before anything goes: it must not name what is gone
+        self.remove_surplus(trainer)
+        if error is not None and (error := _name_latest(path)) is not None:  # there may be room now
             self._say_once(f"{path.with_name('latest')} does not name the newest checkpoint: {error}")
 
     def _between(self) -> None:
@@ -222,3 +229,11 @@ class Saver:
         if message not in self._said:
             self._said.add(message)
             log.warning("%s", message)
+
+
+def _name_latest(path: Path) -> OSError | None:
+    try:
+        write_atomic(path.with_name("latest"), path.name + "\n")
+    except OSError as error:
+        return error
+    return None

@@ -23,7 +23,6 @@ def config_of(tmp_path: Path) -> TrainConfig:
         tmp_path / "set",
         trainer__max_steps=STEPS,
         checkpoint__interval=1,
-        checkpoint__keep_last=2,
         evaluation__interval=3,
         tracker__name="none",
         resume="auto",
@@ -53,18 +52,19 @@ def check_left(run: Path, expected: list[dict[str, object]], background: bool) -
     return newest
 
 
-@pytest.mark.parametrize(("first", "background"), [(31, True), (38, False)])
+@pytest.mark.parametrize(("first", "background", "keep_last"), [(31, True, 1), (38, False, 2)])
 def test_killed_in_one_save_after_another_it_gets_to_the_same_end(
-    tmp_path: Path, first: int, background: bool
+    tmp_path: Path, first: int, background: bool, keep_last: int
 ) -> None:
     write_text_set(tmp_path / "set", train_tokens=400)
     config = config_of(tmp_path)
-    config.checkpoint.background = background
+    config.checkpoint.background, config.checkpoint.keep_last = background, keep_last
     straight, run, newest, kills = tmp_path / "straight", tmp_path / "run", 0, 0
     assert train_killed(config, straight, 0) is not None
     while train_killed(config, run, first + 5 * kills) is None:
         kills += 1
         left = check_left(run, rows(straight), background)
+        assert len(checkpoint.complete_steps(run)) <= keep_last + 2  # the best, and one about to go
         assert left >= newest
         newest = left
     assert kills >= 6

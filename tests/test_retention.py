@@ -13,9 +13,10 @@ import pytest
 from harness import incidents, retention
 from harness.checkpoint import complete_steps, open_checkpoint, step_dir
 from harness.config import CheckpointConfig
+from harness.errors import RunFailed
 from harness.saving import Saver
 from tests.helpers_checkpoints import parts
-from tests.helpers_disks import unwritable
+from tests.helpers_disks import files_up_to, unwritable
 from tests.helpers_runs import rows, run, tiny_config, write_text_set
 
 
@@ -178,3 +179,28 @@ def test_a_run_keeps_what_it_was_told_to_and_its_start_cleans_up(tmp_path: Path)
     run(tiny_config(data, trainer__max_steps=9, resume=str(path), **settings), path)
     assert {5, 8, 9} <= set(complete_steps(path))
     assert "step-00000009.tmp, which a writer that was killed had left" in (path / "train.log").read_text()
+
+
+def test_latest_names_the_newest_before_anything_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, remove = [], retention.remove_surplus
+
+    def looking(*arguments: Any) -> None:
+        named.append((tmp_path / "checkpoints" / "latest").read_text())
+        remove(*arguments)
+
+    monkeypatch.setattr(retention, "remove_surplus", looking)
+    assert saved(tmp_path, range(1, 4), keep_last=1) == [3]
+    assert named == [f"step-0000000{step}\n" for step in (1, 2, 3)]
+
+
+def test_what_a_kill_kept_from_going_goes_at_the_start_and_makes_room(tmp_path: Path) -> None:
+    data, path = write_text_set(tmp_path / "set"), tmp_path / "run"
+    settings = {"checkpoint__interval": 1, "checkpoint__keep_last": 2, "evaluation__interval": 1000}
+    run(tiny_config(data, trainer__max_steps=4, **settings | {"checkpoint__keep_last": None}), path)
+    assert complete_steps(path) == [1, 2, 3, 4]
+
+    with files_up_to(60_000), pytest.raises(RunFailed):
+        run(tiny_config(data, trainer__max_steps=5, resume=str(path), **settings), path)
+    assert complete_steps(path) == [3, 4]
