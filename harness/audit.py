@@ -143,7 +143,7 @@ def _digest(reader: SegmentReader, step: int) -> bytes | str:
     """The digest of a step's batch, or why it cannot be read."""
     try:
         return batch_digest(reader.batch(step))
-    except UserError as error:
+    except (UserError, OSError) as error:
         return str(error)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import Any, NamedTuple
 
 from harness import checkpoint, lineage
 from harness.errors import UserError
-from harness.replay import RunRecord, budget_of
-
-_HEX = re.compile("[0-9a-f]{64}")
+from harness.replay import RunRecord, budget_of, is_sha256
 
 
 class Fault(NamedTuple):
@@ -93,19 +90,15 @@ def _rows(run: RunRecord, records: Records) -> Iterator[tuple[str, dict[str, Any
 
 
 def _claim(source: str, row: dict[str, Any], records: Records) -> Claim:
-    def value(key: str, fits: bool) -> Any:
+    def value(key: str, fits: bool, kind: str) -> Any:
         if row.get(key) is not None and not fits:
-            records.faults.append(Fault(row["step"], f"{source}: {key}={row[key]!r} is none"))
+            records.faults.append(Fault(row["step"], f"{source}: {key}={row[key]!r} is no {kind}"))
             return None
         return row.get(key)
 
-    hashes = {key: value(key, _is_hash(row.get(key))) for key in ("data_chain", "batch_sha256")}
-    places = {key: value(key, type(row.get(key)) is int) for key in ("epoch", "position")}
+    hashes = {key: value(key, is_sha256(row.get(key)), "SHA-256") for key in ("data_chain", "batch_sha256")}
+    places = {key: value(key, type(row.get(key)) is int, "integer") for key in ("epoch", "position")}
     return Claim(row["step"], source, **hashes, **places)
-
-
-def _is_hash(value: Any) -> bool:
-    return isinstance(value, str) and _HEX.fullmatch(value) is not None
 
 
 def _check_order(run: RunRecord, rows: list[tuple[str, dict[str, Any]]], records: Records) -> None:

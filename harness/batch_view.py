@@ -66,10 +66,16 @@ def where(origin: Origin) -> str:
     return f"{origin.name} {origin.sample}{start}: {pieces}"
 
 
+def _order(origins: list[Origin]) -> list[int]:
+    """The numbers of the rows, of pairs each beside its other side."""
+    sides = len({origin.name for origin in origins})
+    return sorted(range(len(origins)), key=lambda number: number % (len(origins) // sides))
+
+
 def rows_in_words(batch: Batch, origins: list[Origin], words: Words, rows: int, limit: int) -> list[str]:
-    """Three lines for each of the first `rows` rows: where it comes from, its inputs, its targets."""
+    """Where each of the first `rows` rows comes from, its inputs, its targets; of pairs both sides in turn."""
     lines = []
-    for number in range(min(rows, len(origins))):
+    for number in _order(origins)[:rows]:
         targets = batch.targets[number]
         counted = int((targets != IGNORE).sum())
         lines += [

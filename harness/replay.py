@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from harness.loaders import Batch, Origin, build_loader
 from harness.storage import Store
 from harness.storage.manifest import Manifest, load_manifest, parse_manifest
 from harness.storage.one_shard import open_known
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def open_run(path: Path) -> RunRecord:
         return RunRecord(saved.run_dir, config, _known(lineage.of_checkpoint(saved), path), saved.step)
     config = _read_config(path)
     if (path / lineage.FILE).is_file():
-        return RunRecord(path, config, lineage.read(path))
+        return RunRecord(path, config, _known(lineage.read(path), path))
     steps = checkpoint.complete_steps(path)
     if not steps:
         raise UserError(
@@ -90,6 +93,16 @@ def open_run(path: Path) -> RunRecord:
 
 
 def _known(segments: list[Segment], path: Path) -> list[Segment]:
+    for segment in segments:
+        loader_config(segment)
+        hashes = [segment.metadata_sha256, segment.data_chain or "0" * 64]
+        if type(segment.cursor.get("position")) is not int or not all(map(is_sha256, hashes)):
+            raise UserError(
+                f"the lineage of {shown(path)} says of the steps after {segment.step}: metadata_sha256 "
+                f"{segment.metadata_sha256}, data_chain {segment.data_chain}, cursor {segment.cursor}: it is "
+                "damaged, so nothing says which data they came from. The lineage in a checkpoint's "
+                "trainer.json may be whole: give a checkpoints/step-N folder"
+            )
     if segments:
         return segments
     raise UserError(
@@ -115,6 +128,11 @@ def _read_config(path: Path) -> TrainConfig:
 def tokens_a_step(segment: Segment) -> int:
     """Tokens of a step, as they are counted in its rows: a pair as one sequence."""
     return int(segment.loader["batch_size"]) * int(segment.loader["seq_len"])
+
+
+def is_sha256(value: Any) -> bool:
+    """Whether a value is a SHA-256 in hexadecimal, as all records have them."""
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
 def loader_config(segment: Segment) -> LoaderConfig:

@@ -237,7 +237,7 @@ def _without_a_chain(rows: Rows) -> Rows:
         (lambda rows: [*rows, rows[-1] | {"step": 10**7}], r"line 17 has step=10000000, but .* 1 to 12"),
         (lambda rows: [*rows, {"loss": 1.0}], r"line 17, after step 12, is not a row"),
         (lambda rows: [{**rows[0], "step": "1"}, *rows[1:]], r"line 1 has step='1'"),
-        (lambda rows: [{**rows[0], "data_chain": 5}, *rows[1:]], r"line 1: data_chain=5 is no"),
+        (lambda rows: [{**rows[0], "data_chain": 5}, *rows[1:]], r"line 1: data_chain=5 is no SHA-256"),
         (lambda rows: rows[:1], r"no row of step 7, which was to be logged \(6 such steps\)"),
         (lambda rows: [], r"no row of step 7, which was to be logged"),
         (_without_a_chain, r"has a data_chain, but the row of step 4 has none"),

@@ -13,7 +13,15 @@ import pytest
 
 from harness import audit_cli, inspect_cli
 from tests.helpers_audit import edit_rows, other_hash
-from tests.helpers_runs import ROOT, run, tiny_config, train_rows, write_row_set, write_text_set
+from tests.helpers_runs import (
+    ROOT,
+    run,
+    tiny_config,
+    train_rows,
+    write_pair_set,
+    write_row_set,
+    write_text_set,
+)
 from tests.helpers_sets import write_set
 
 Call = Callable[..., tuple[int, str]]
@@ -104,6 +112,18 @@ def test_the_first_batches_of_a_set_are_shown_without_a_run(tmp_path: Path, call
     code, said = call(inspect_cli.main, *words, "loader.batch_siz=4")
     assert code == 2
     assert "batch_size" in said
+
+
+def test_the_two_sides_of_a_pair_are_shown_together(tmp_path: Path, call: Call) -> None:
+    words = (
+        f"data.path={write_pair_set(tmp_path / 'pairs')}",
+        "loader=contrastive_rows",
+        "loader.seq_len=16",
+    )
+    _, said = call(inspect_cli.main, *words, "loader.batch_size=4", "batches=1", "rows=4")
+    shown = re.findall(r"row (\d) +(pos|neg) (\d+):", said)
+    assert [(row, side) for row, side, _ in shown] == [("0", "pos"), ("4", "neg"), ("1", "pos"), ("5", "neg")]
+    assert shown[0][2] == shown[1][2] != shown[2][2] == shown[3][2]
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,27 @@ def test_a_set_that_grew_gives_the_steps_before_and_after(tmp_path: Path) -> Non
     assert hashes(path, range(1, 21)) == [row["batch_sha256"] for row in logged]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("data_chain", "xyz", "data_chain xyz, .*it is damaged"),
+        ("metadata_sha256", "", "it is damaged"),
+        ("cursor", {}, "it is damaged"),
+        ("loader", {"name": "none"}, "loader=none is not one of sequential"),
+        ("loader", {"stride": 3}, "loader=None is not one of"),
+    ],
+)
+def test_a_damaged_lineage_is_refused(key: str, value: Any, message: str, tmp_path: Path) -> None:
+    store = open_split(write_text_set(tmp_path / "set", train_tokens=500), "train")
+    segment = _reader(store, LOADERS["sequential"]).segment
+    (tmp_path / "config.yaml").write_text("{}")
+    lineage.write(tmp_path, [segment])
+    assert open_run(tmp_path).segments == [segment]
+    lineage.write(tmp_path, [dataclasses.replace(segment, **{key: value})])
+    with pytest.raises(UserError, match=message):
+        open_run(tmp_path)
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is no run: there is no config.yaml"):
         open_run(tmp_path)
