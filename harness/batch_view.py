@@ -73,7 +73,7 @@ def _order(origins: list[Origin]) -> list[int]:
 
 
 def rows_in_words(batch: Batch, origins: list[Origin], words: Words, rows: int, limit: int) -> list[str]:
-    """Where each of the first `rows` rows comes from, its inputs, its targets; of pairs both sides in turn."""
+    """Where each of the first `rows` rows comes from, inputs and targets; of pairs both sides in turn."""
     lines = []
     for number in _order(origins)[:rows]:
         targets = batch.targets[number]
