@@ -21,6 +21,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -195,9 +196,21 @@ def run(
     traceback of it.
     """
     stop = StopRequest(code, signals).__enter__()  # as long as the process lives
-    # First to be registered, last to run: what is left then is the interpreter's end, with the code as it is.
-    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in signals])
     ended = EXIT_FAILED
+
+    def leave() -> None:
+        # What is left of the interpreter's end takes the modules apart: with torch a second of computing, in
+        # which a signal would kill, and a thread that is still inside of it would abort.
+        lost = False
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                if stream is not None and not stream.closed:
+                    stream.flush()
+            except OSError:
+                lost = True  # a full disk, or nobody reads any more
+        os._exit(EXIT_FAILED if lost and ended == EXIT_DONE else ended)
+
+    atexit.register(leave)  # the first to be registered is the last to run
     try:
         main()
         ended = EXIT_DONE

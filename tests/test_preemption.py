@@ -225,6 +225,18 @@ def main():
     assert ended(body)[:2] == (0, "-15\nparent\n")
 
 
+def test_output_that_nobody_got_is_a_failure() -> None:
+    body = """
+def main():
+    print("an answer")  # waits in the buffer
+    sys.stderr.close()
+"""
+    code = _HEAD + body + _TAIL
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+
+
 def test_the_signals_are_answered_before_anything_large_is_imported() -> None:
     code = (
         "import harness.entry, sys; print(sorted({'hydra', 'omegaconf', 'yaml', 'numpy'} & set(sys.modules)))"
