@@ -3,15 +3,15 @@
     python scripts/prove_resume.py [--quick] [--storages npy,hdf5] [--loaders sequential,uniform]
 
 For every storage and loader: stops after each of six places of an epoch, and resumes in four ways (once; four
-times in a row; twice without a step before the resume that trains; saved again into a branch); stops while
-the run is evaluated or draws a sample; other settings, and other free keys at the resume; and for each loader
-a real `python train.py` that gets a SIGTERM and goes on elsewhere, its data moved. Dropout is on.
+times in a row; twice without a step before the resume that trains; saved again into a branch); stops at
+other moments, as in an evaluation; other settings, and other free keys at the resume; and for each loader a
+real `python train.py` that gets a SIGTERM and goes on in another folder, its data moved. Dropout is on.
 
-Compared with a straight run: every row (batch hash, loss, lr, gradient norm, position, epoch, evaluations);
-of the last checkpoint the bytes of the weights, every value of the optimizer, the random states, the cursor,
-tokens, epoch and best value. Before that, checkpoints are made wrong on purpose: each has to be found.
-Prints a table of how many trials were exact, and the first difference of each that was not; then the exit
-code is 1.
+Compared with a straight run: every row (batch hash, data chain, loss, lr, gradient norm, position, epoch,
+evaluations); of the last checkpoint the bytes of the weights, every value of the optimizer, the random
+states, the cursor, tokens, epoch and best value. Before that, checkpoints are made wrong on purpose: each has
+to be found. Prints a table of how many trials were exact, and the first difference of each that was not;
+then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.helpers_runs import train_rows  # noqa: E402
 from tests.helpers_trials import Course, Way  # noqa: E402
 from tests.helpers_wrongs import WRONGS  # noqa: E402
 
-_COLUMNS = [*trials.PLACES, "while looking", "settings", "process"]
+_COLUMNS = [*trials.PLACES, "other moments", "settings", "process"]
 _SECONDS = 120
 _PROCESS_STEPS = 150
 
@@ -70,12 +70,12 @@ def prove(sets: Sets, storage: str, loader: str, folder: Path, *, quick: bool) -
         for name in [names[number % len(names)]] if quick else names:
             cells[place].add(name, trials.trial(course, trials.WAYS[name], after(course.epoch)))
     looked_at = Course(sets, storage, loader, folder / "looks", trials.LOOKED_AT)
-    _add_all(cells["while looking"], looked_at, trials.LOOKS)
+    _add_all(cells["other moments"], looked_at, trials.MOMENTS)
     _add_all(cells["settings"], course, trials.FREE)
-    for name, settings in trials.SETTINGS.items():
+    for name, (settings, way) in trials.SETTINGS.items():
         with trials.own_determinism():
             other = Course(sets, storage, loader, folder / name, settings)
-            _add_all(cells["settings"], other, {name: trials.four_resumes})
+            _add_all(cells["settings"], other, {name: way})
     return cells
 
 
@@ -139,7 +139,7 @@ class Process:
             raise trials.Wrong(f"exit code {process.returncode} instead of {code}: {errors[-500:]}")
 
     def trial(self) -> str | None:
-        """Stopped by SIGTERM after five steps or more; then goes on in another folder, the data moved."""
+        """Stopped by SIGTERM after five steps or more; goes on elsewhere, the data moved, with a tracker."""
         straight, path = self.folder / "straight", self.folder / "run"
         self.finished(self.start(*self.words(straight)), 0)
         process = self.start(*self.words(path))
@@ -153,7 +153,8 @@ class Process:
         os.rename(self.sets.root, moved)
         try:
             elsewhere = Process(self.sets, self.loader, self.folder / "elsewhere")
-            elsewhere.finished(elsewhere.start(f"resume={path}", f"data.root={moved}"), 0)
+            tracked = ["tracker=wandb", "tracker.mode=offline"]
+            elsewhere.finished(elsewhere.start(f"resume={path}", f"data.root={moved}", *tracked), 0)
         finally:
             os.rename(moved, self.sets.root)
         found = first_difference(evidence(straight), evidence(path))

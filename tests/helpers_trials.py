@@ -123,10 +123,10 @@ def one_resume(course: Course, path: Path, step: int) -> str | None:
 
 
 def four_resumes(course: Course, path: Path, step: int) -> str | None:
-    """Stopped after `step` and after each of the next three."""
+    """Stopped after `step` and after each of the next three, by one command that is given again and again."""
     for later in range(4):
-        course.stopped(path, step + later)
-    return course.finished(path)
+        course.stopped(path, step + later, resume="auto")
+    return course.finished(path, resume="auto")
 
 
 def stop_at_once(course: Course, path: Path, step: int) -> str | None:
@@ -166,8 +166,8 @@ WAYS: dict[str, Way] = {
 }
 
 
-def interrupted_look(make: Callable[[Course], Stop]) -> Way:
-    """The stop comes while the run is evaluated, or draws a sample after it."""
+def one_stop_at(make: Callable[[Course], Stop]) -> Way:
+    """One resume after a stop that has a moment of its own, and is not held to a step."""
 
     def way(course: Course, path: Path, step: int) -> str | None:
         course.go(path, make(course))
@@ -176,24 +176,26 @@ def interrupted_look(make: Callable[[Course], Stop]) -> Way:
     return way
 
 
-# In a course of `LOOKED_AT`.
-LOOKED_AT = {"evaluation__interval": 1}
-LOOKS: dict[str, Way] = {
-    "evaluating": interrupted_look(lambda course: Stop.evaluating(course.epoch // 2)),
-    "evaluating at the epoch's end": interrupted_look(lambda course: Stop.evaluating(course.epoch)),
-    "evaluating at the last step": interrupted_look(lambda course: Stop.evaluating(course.steps)),
-    "sampling": interrupted_look(lambda course: Stop.sampling(course.epoch // 2, course.steps)),
-    "sampling at the last step": interrupted_look(lambda course: Stop.sampling(course.steps, course.steps)),
-    "before the last evaluation": interrupted_look(lambda course: Stop.after(course.steps)),
+# In a course of `LOOKED_AT`: mostly while it is evaluated or draws a sample.
+LOOKED_AT = {"evaluation__interval": 1, "checkpoint__interval": 2}
+MOMENTS: dict[str, Way] = {
+    "evaluating": one_stop_at(lambda course: Stop.evaluating(course.epoch // 2)),
+    "evaluating at an epoch's end": one_stop_at(lambda course: Stop.evaluating(course.epoch)),
+    "evaluating at the last step": one_stop_at(lambda course: Stop.evaluating(course.steps)),
+    "sampling": one_stop_at(lambda course: Stop.sampling(course.epoch // 2, course.steps)),
+    "sampling at the last step": one_stop_at(lambda course: Stop.sampling(course.steps, course.steps)),
+    "before the last evaluation": one_stop_at(lambda course: Stop.after(course.steps)),
     "evaluated late": evaluated_late,
+    "an epoch begins": one_stop_at(lambda course: Stop("epoch 1 begins")),
+    "a checkpoint is saved": one_stop_at(lambda course: Stop("saved ")),
 }
 
 
 def free_keys_changed(course: Course, path: Path, step: int) -> str | None:
-    """Every resume has other cadences, another prefetch and another way to read the same files."""
+    """Every resume has other cadences, and another way to read the same files or to save."""
     course.stopped(path, step, loader__prefetch=0, evaluation__interval=1, checkpoint__interval=1)
     course.stopped(path, step + 1, loader__prefetch=8, evaluation__interval=1000, data__mmap=False)
-    course.stopped(path, step + 2, evaluation__sample_tokens=0, data__verify="headers")
+    course.stopped(path, step + 2, evaluation__sample_tokens=0, checkpoint__background=False)
     return course.finished(path, looks=False, trainer__log_batch_hash=False, trainer__log_interval=3)
 
 
@@ -212,9 +214,9 @@ def moved(course: Course, path: Path, step: int) -> str | None:
 FREE: dict[str, Way] = {"free keys": free_keys_changed, "moved data": moved}
 
 # Courses of their own: settings that are the same in the straight run and in the resumed one.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "micro-batches": {"trainer__micro_batch_size": 3},
-    "deterministic": {"deterministic": True},
+SETTINGS: dict[str, tuple[dict[str, Any], Way]] = {
+    "micro-batches": ({"trainer__micro_batch_size": 3}, four_resumes),
+    "deterministic": ({"deterministic": True}, one_resume),
 }
 
 

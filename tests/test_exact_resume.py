@@ -44,9 +44,9 @@ def test_resume_is_bit_exact_for_every_storage_and_loader(number: int, sets: Set
     assert trial(course, way, places[number % len(places)](course.epoch)) is None
 
 
-@pytest.mark.parametrize("name", trials.LOOKS)
-def test_a_stop_while_a_run_is_looked_at_loses_no_row(name: str, looked_at: Course) -> None:
-    assert trial(looked_at, trials.LOOKS[name], looked_at.epoch // 2) is None
+@pytest.mark.parametrize("name", trials.MOMENTS)
+def test_a_stop_at_any_moment_loses_no_row(name: str, looked_at: Course) -> None:
+    assert trial(looked_at, trials.MOMENTS[name], looked_at.epoch // 2) is None
 
 
 @pytest.mark.parametrize("name", trials.FREE)
@@ -55,10 +55,11 @@ def test_what_may_change_at_a_resume_does_not_change_what_is_trained(name: str, 
 
 
 @pytest.mark.parametrize("name", trials.SETTINGS)
-def test_four_resumes_are_bit_exact_with(name: str, sets: Sets, tmp_path: Path) -> None:
+def test_resume_is_bit_exact_with(name: str, sets: Sets, tmp_path: Path) -> None:
+    settings, way = trials.SETTINGS[name]
     with trials.own_determinism():
-        course = Course(sets, "npy", "padded_rows", tmp_path, trials.SETTINGS[name])
-        assert trial(course, trials.four_resumes, course.epoch - 1) is None
+        course = Course(sets, "npy", "padded_rows", tmp_path, settings)
+        assert trial(course, way, course.epoch - 1) is None
 
 
 @pytest.mark.parametrize("name", WRONGS)
