@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from harness import checkpoint, incidents, launch
+from harness.config_groups import SlidingWindowConfig
+from harness.data_chain import batch_sha256
 from harness.errors import RunFailed
 from harness.guard import MOST_SKIPS
 from harness.model import GPT
+from harness.replay import open_run, reader_of
 from harness.trainer import Run
 from tests.helpers_runs import run, tiny_config, train_py, train_rows, weights, write_text_set
 from tests.helpers_sets import write_set
@@ -193,20 +196,21 @@ def test_steps_that_are_not_logged_are_checked_all_the_same(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("overflowing")
 def test_a_seeded_order_names_the_windows_and_the_epoch(tmp_path: Path) -> None:
-    from harness.config_groups import SlidingWindowConfig
-
-    data = set_with_rare_tokens(tmp_path / "set", [12])
+    data, path = set_with_rare_tokens(tmp_path / "set", [12]), tmp_path / "run"
     settings = {"evaluation__interval": 100, "checkpoint__interval": 100, "trainer__log_batch_hash": False}
     config = tiny_config(data, trainer__max_steps=92, trainer__on_nonfinite="skip", **settings)
     config.loader = SlidingWindowConfig(seq_len=16, batch_size=4)
-    run(config, tmp_path / "run")
-    rows = incidents.read(tmp_path / "run")
+    run(config, path)
+    rows, log = incidents.read(path), (path / "train.log").read_text()
     assert [row["epoch"] for row in rows] == [0, 1]
+    record = open_run(path)
     for row in rows:
-        assert row["position"] - row["position_before"] == 4
-        place = f"[{row['position_before']}, {row['position']})"
-        said = f"at windows {place} of the order of epoch {row['epoch']}: skipped"
-        assert said in (tmp_path / "run" / "train.log").read_text()
+        step, place = row["step"], f"[{row['position_before']}, {row['position']})"
+        assert f"at windows {place} of the order of epoch {row['epoch']}: skipped" in log
+        reader = reader_of(record, step)
+        assert reader.place(step) == (row["epoch"], row["position_before"], row["position"])
+        assert RARE in reader.batch(step).inputs
+        assert batch_sha256(reader.batch(step)) == row["batch_sha256"]
 
 
 def test_the_command_ends_with_1_and_words(data: Path, tmp_path: Path) -> None:
