@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +17,9 @@ from harness.storage.opening import stream_manifest
 from harness.storage.tokens import Extent, TokenStore
 
 _MAGIC = b"\x93NUMPY"
+# NumPy reads a header with Python's parser, whose depth counter CPython 3.11 shares between threads: two at
+# once can, rarely, make a good header look broken.
+_PARSING = threading.Lock()
 
 
 class ShardedTokenDataset(TokenStore):
@@ -88,10 +92,11 @@ def _header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype
         raise _damaged(path, f"starts with {magic!r}, but an npy file starts with {_MAGIC!r}")
     version = tuple(file.read(2))
     try:
-        if version == (1, 0):
-            return npy_format.read_array_header_1_0(file)
-        if version == (2, 0):
-            return npy_format.read_array_header_2_0(file)
+        with _PARSING:
+            if version == (1, 0):
+                return npy_format.read_array_header_1_0(file)
+            if version == (2, 0):
+                return npy_format.read_array_header_2_0(file)
     except OSError:
         raise
     except Exception as error:  # NumPy's parser lets those of the Python parser through
