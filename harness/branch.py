@@ -16,7 +16,7 @@ from harness.commands import shown
 from harness.config import TrainConfig, in_file_order
 from harness.config_record import from_dict
 from harness.errors import UserError
-from harness.loaders import LOADERS, TokenDataLoader
+from harness.loaders import TokenDataLoader, build_loader
 
 if TYPE_CHECKING:
     from harness.loaders import Loader
@@ -68,7 +68,7 @@ def begun(
 
 
 def _loader(config: TrainConfig, store: Store) -> Loader:
-    return LOADERS[config.loader.name](config.loader, store)
+    return build_loader(config.loader, store)
 
 
 def _stride(loader: Any) -> int:

@@ -237,7 +237,7 @@ def _changes(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
         changed = {
             key: values
             for key, values in changed.items()
-            if not (key.startswith("loader.") and None in values) or key == "loader.row_width"
+            if not (key.startswith("loader.") and None in values)
         }
     if "seed" in changed and changed["seed"] == changed.get("loader.seed"):
         del changed["loader.seed"]

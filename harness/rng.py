@@ -23,7 +23,8 @@ _PARTS = ("python", "numpy", "torch", "cuda", "versions")
 
 
 def state(device: torch.device) -> dict[str, Any]:
-    """Python's, NumPy's and torch's generators, on CUDA every visible device's too, with library versions.
+    """Python's, NumPy's and torch's generators, on CUDA every visible device's too, with what gives the
+    numbers their meaning: library versions, the GPU or the CPU's threads.
 
     Plain values and uint8 tensors, as `torch.load(weights_only=True)` takes them. `cuda` is empty on a CPU.
     """
@@ -73,7 +74,7 @@ def restore(saved: dict[str, Any], device: torch.device, *, source: Path, anew: 
     lines = _version_lines(saved["versions"], device)
     if device.type != before:
         if device.type == "cuda":
-            torch.cuda.manual_seed_all(anew)
+            torch.cuda.manual_seed_all(anew % 2**63)
         return [
             *lines,
             f"random numbers: the checkpoint was trained on {before}, this run on {device.type}: the "
@@ -126,12 +127,12 @@ def _versions(device: torch.device) -> dict[str, str]:
 
     versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__)}
     if device.type == "cuda":
-        versions |= {"cuda": str(torch.version.cuda), "gpu": torch.cuda.get_device_name(device)}
-    return versions
+        return versions | {"cuda": str(torch.version.cuda), "gpu": torch.cuda.get_device_name(device)}
+    return versions | {"threads": str(torch.get_num_threads())}  # sums of another order
 
 
 def _version_lines(saved: Any, device: torch.device) -> list[str]:
-    """The same state gives the same numbers only with the same libraries."""
+    """The same state gives the same steps only with the same libraries, GPU and threads."""
     before = saved if isinstance(saved, dict) else {}
     changed = [
         f"{name} {before[name]} -> {now}"

@@ -17,6 +17,7 @@ from harness.config_groups import (
     ContrastiveRowsConfig,
     Hdf5DataConfig,
     LoaderConfig,
+    PaddedRowsConfig,
     SlidingWindowConfig,
 )
 from harness.config_record import to_dict
@@ -25,7 +26,17 @@ from harness.errors import UserError
 from harness.loaders import make_loader
 from harness.prepare.convert import convert
 from harness.storage import open_split
-from tests.helpers_runs import run, snapshot, tiny_config, train_rows, weights, write_pair_set, write_text_set
+from tests.helpers_audit import faults
+from tests.helpers_runs import (
+    run,
+    snapshot,
+    tiny_config,
+    train_rows,
+    weights,
+    write_pair_set,
+    write_row_set,
+    write_text_set,
+)
 
 # 3000 tokens and a step of 64: step 4 is at token 256 of 2944, or at window 16 of 184 of an epoch.
 SIZES: dict[str, Any] = {"seq_len": 16, "batch_size": 4}
@@ -153,6 +164,7 @@ def test_an_accepted_change_of_the_order_goes_on_as_a_branch(folder: Path, tmp_p
     assert (second.epoch, second.cursor["position"]) == (epoch, position)
     assert second.cursor.get("epoch", epoch) == epoch
     assert second.cursor["batch_size"] == loader.batch_size
+    assert faults(branch) == []  # what the lineage says is what was trained on, from the first step on
 
 
 def test_preferences_go_on_with_another_beta_and_shorter_rows(tmp_path: Path) -> None:
@@ -243,6 +255,7 @@ def test_a_budget_in_tokens_counts_those_the_parent_trained(folder: Path, tmp_pa
     rows = train_rows(tmp_path / "branch")
     assert [(row["step"], row["tokens"]) for row in rows][-1] == (10, 256 + 6 * 128)
     assert rows[-1]["lr"] == pytest.approx(1e-4)  # the schedule ends with the budget
+    assert faults(tmp_path / "branch") == []
     again = resumed(folder, "sequential", loader, **budget)
     again.resume = str(tmp_path / "branch")
     before = snapshot(tmp_path / "branch")
@@ -339,3 +352,52 @@ def test_the_same_tokens_in_another_storage_can_be_accepted_by_every_loader(
     # The same words again, by a scheduler or by hand: nothing is left to accept.
     config.trainer.max_steps = 9
     run(config, path)
+    assert faults(path) == []
+
+
+@pytest.mark.parametrize("kind", [PaddedRowsConfig, ContrastiveRowsConfig])
+def test_rows_and_pairs_go_on_in_another_storage_too(tmp_path: Path, kind: type[PaddedRowsConfig]) -> None:
+    write = write_pair_set if kind is ContrastiveRowsConfig else write_row_set
+    data, path = write(tmp_path / "set"), tmp_path / "run"
+    short: dict[str, Any] = {"loader": kind(**SIZES), "evaluation__interval": 9}
+    run(tiny_config(data, trainer__max_steps=2, **short), path)
+    run(tiny_config(data, trainer__max_steps=4, **short), tmp_path / "straight")
+    convert(data, tmp_path / "hdf5", Hdf5DataConfig(), report=lambda line: None)
+    config = tiny_config(
+        data,
+        data=Hdf5DataConfig(path=str(tmp_path / "hdf5")),
+        resume=str(path),
+        trainer__max_steps=4,
+        **short,
+    )
+    with pytest.raises(UserError, match=r"the same tokens in another set .*resume_accept=\[data\] goes on"):
+        run(config, path)
+    config.resume_accept = ["data"]
+    run(config, path)
+    hashes = [[row["batch_sha256"] for row in train_rows(p)] for p in (path, tmp_path / "straight")]
+    assert hashes[0] == hashes[1]
+    assert weights(path, 4) == weights(tmp_path / "straight", 4)
+
+
+def test_other_tokens_cannot_be_accepted(folder: Path, tmp_path: Path) -> None:
+    other = write_text_set(tmp_path / "set", train_tokens=3002)
+    config = resumed(folder, "windows", SlidingWindowConfig(**SIZES), "data", data__path=str(other))
+    with pytest.raises(UserError, match=r"other data: a new run can start from these weights, init_from="):
+        run(config, folder / "windows")
+
+
+def test_a_boundary_token_that_the_loss_looks_for_must_be_the_same(tmp_path: Path) -> None:
+    data, path = write_text_set(tmp_path / "set"), tmp_path / "run"
+    other = write_text_set(tmp_path / "other", tokenizer={"boundary_token_id": 7})
+    for mask, words in (("after", "another boundary token"), ("none", "every batch is the same")):
+        shutil.rmtree(path, ignore_errors=True)
+        loader = LoaderConfig(**SIZES, mask_boundary=mask)
+        run(tiny_config(data, loader=loader, trainer__max_steps=1), path)
+        with pytest.raises(UserError, match=f"the same tokens in another set .*{words}"):
+            run(tiny_config(other, loader=loader, resume=str(path)), path)
+
+
+def test_data_that_did_not_change_cannot_be_accepted(folder: Path) -> None:
+    config = resumed(folder, "sequential", LoaderConfig(**SIZES), "data")
+    with pytest.raises(UserError, match=r"resume_accept=\[data\] accepts a change that is none"):
+        run(config, folder / "sequential")

@@ -163,6 +163,7 @@ def test_evaluations_are_of_pairs_and_know_no_bytes(straight: Path) -> None:
     assert [row["step"] for row in evaluations] == [5, 6]
     assert set(evaluations[0]) == {
         "step", "epoch", "tokens", "val_loss", "val_accuracy", "val_reward_margin", "position",
+        "data_chain",
     }  # fmt: skip
     saved = checkpoint.open_checkpoint(step_dir(straight, 6)).trainer
     assert saved["val_loss"] == evaluations[-1]["val_loss"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import resume
+from harness import resume, resume_data
 from harness.checkpoint import Checkpoint
 from harness.config import TrainConfig
 from harness.config_checks import validate
@@ -178,6 +178,17 @@ def test_a_loader_of_another_layout_cannot_be_accepted(loader: type, words: str)
     text = refused(window_config(), now)
     assert f"loader.name: checkpoint sliding_window, now {now.loader.name}: {words}" in text
     assert "init_from" in text
+
+
+def test_shorter_sequences_of_rows_say_how_to_keep_the_set(tmp_path: Path) -> None:
+    def config(**sizes: Any) -> TrainConfig:
+        loader = PaddedRowsConfig(batch_size=4, **sizes)
+        return tiny_config(Path("set"), loader=loader, data__path=None, data__root=str(tmp_path))
+
+    (tmp_path / "npy-rows17").mkdir()
+    with pytest.raises(UserError, match=r"npy-rows9: there is no .*\n.*Keep its rows, loader\.row_width=17"):
+        resume_data.check_place(saved_with(config(seq_len=16)), config(seq_len=8))
+    resume_data.check_place(saved_with(config(seq_len=16)), config(seq_len=8, row_width=17))
 
 
 def test_a_seed_that_changes_nothing_says_so() -> None:
