@@ -8,7 +8,8 @@
                                 samples; the hash as in metrics.jsonl
     action                      stop: the run ended before the step; skip: the step changed nothing;
                                 none: trained as any other
-    keep                        the checkpoints on disk at a stop; retention leaves them alone
+    keep                        of a stop: the checkpoints from before it, and from before the skipped steps
+                                that led to it; retention leaves them alone
 
 A resume cuts the rows past its step, as in metrics.jsonl: the steps are taken again, and what goes wrong
 again is written again. The rows of stops stay: a run is resumed from before its stop, and `keep` must outlive
