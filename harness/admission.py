@@ -47,6 +47,7 @@ def check(config: TrainConfig, path: Path, found: Found) -> None:
     steps, begun = checkpoint.complete_steps(path), checkpoint.incomplete_steps(path)
     if config.resume == "auto" and not steps:
         if not begun:
+            _check_no_branch(path)
             return  # a run that died before its first checkpoint starts again
         raise UserError(
             f"{shown(path)} has checkpoints without their index, {', '.join(begun)}: starting again would "
@@ -58,6 +59,17 @@ def check(config: TrainConfig, path: Path, found: Found) -> None:
         f"{shown(path)} already holds a run (newest checkpoint: {newest_step}); a fresh start would mix two "
         f"runs. {go_on} in another directory: run.name=NAME or hydra.run.dir=FOLDER"
     )
+
+
+def _check_no_branch(path: Path) -> None:
+    """Started from nothing, a branch that died before its first checkpoint would be another run."""
+    parent = run_dir.read_status(path).get("parent")
+    if isinstance(parent, dict):
+        raise UserError(
+            f"{shown(path)} holds a branch of {parent.get('path')} at step {parent.get('step')} that ended "
+            "before its first checkpoint: resume=auto would start it from nothing, as another run. Move it "
+            "away, and start the branch again as it was started"
+        )
 
 
 @contextlib.contextmanager

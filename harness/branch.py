@@ -36,6 +36,15 @@ def check_directory(saved: Checkpoint, path: Path, accepted: dict[str, Any]) -> 
         )
 
 
+def check_budget(saved: Checkpoint, path: Path, budget: int) -> None:
+    """Raise `UserError` where a branch would have no step to train."""
+    if saved.run_dir != path and saved.step >= budget:
+        raise UserError(
+            f"{shown(saved.path)} is at step {saved.step} and the budget is {budget} steps: a branch in "
+            f"{shown(path)} would have nothing to train. Give it more: trainer.max_steps={2 * saved.step}"
+        )
+
+
 def begun(
     saved: Checkpoint, config: TrainConfig, accepted: dict[str, Any], store: Store
 ) -> tuple[Checkpoint, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from harness.config import TrainConfig
@@ -22,6 +23,22 @@ def from_dict(values: dict[str, Any], source: str) -> TrainConfig:
     result = _build(TrainConfig, values, "", source)
     assert isinstance(result, TrainConfig)
     return result
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A nested dict as pairs of dotted key and value."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ, with the old and the new one; None where a side lacks the key."""
+    before, after = dict(flatten(old)), dict(flatten(new))
+    keys = [*before, *(key for key in after if key not in before)]
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
 def _build(kind: type, values: Any, prefix: str, source: str) -> Any:

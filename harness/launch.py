@@ -28,12 +28,12 @@ from harness import (
     resume,
     resume_data,
     retention,
-    rng,
     run_dir,
+    take_up,
     weights,
 )
 from harness.build import Learner, assemble, build_learner
-from harness.checkpoint import RNG, Checkpoint
+from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
 from harness.config import TrainConfig, layout
 from harness.config_record import to_dict
@@ -49,8 +49,6 @@ from harness.tracking.jsonl import cut_after
 from harness.trainer import Run, summary, train
 
 log = logging.getLogger("harness")
-
-_BEST = ("best_val_loss", "best_step")
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,7 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
                 saved.step, completion.budget_of(config, saved), shown(path),
             )  # fmt: skip
             return Outcome(path, saved.step, completion.with_evaluation(saved).trainer["val_loss"])
+        branch.check_budget(saved, path, completion.budget_of(config, saved))
         resume_data.check_place(saved, config)
     initial = weights.open_initial(config) if saved is None else None
     device = select_device(config.device)
@@ -117,40 +116,16 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
             weights.check_tokenizer(initial, data.train.manifest)
         lines = auto_resume.report(found)
         if saved is not None and changes is not None:
-            saved, more = _taken_up(config, saved, changes, data, loader)
+            saved, more = take_up.taken_up(config, saved, changes, data, loader)
             lines += more
         learner = build_learner(config, data.train.vocab_size, device, saved, initial)
         if saved is not None:
-            lines += _restore_rng(saved, learner, config, device)  # once more before the first step
+            lines += take_up.restore_rng(saved, learner, config, device)  # once more before the first step
         plan = _Plan(config, path, saved, initial, data, loader, device, lines, found)
         path.mkdir(parents=True, exist_ok=True)
         with admission.locked(path):
             admission.check(config, path, found)  # again: another start may have come first
             return _execute(plan, learner, composed, stop)
-
-
-def _taken_up(
-    config: TrainConfig, saved: Checkpoint, changes: resume.Changes, data: Data, loader: Loader
-) -> tuple[Checkpoint, list[str]]:
-    """The checkpoint as this data and these settings take it up, `loader` at its cursor, lines for the log.
-
-    Raises `UserError` where the data is another.
-    """
-    manifest = data.train.manifest
-    lines = resume_data.check_data(saved, config, manifest) + changes.lines
-    if saved.trainer["metadata_sha256"] != manifest.metadata_sha256:  # and that was accepted
-        saved = growth.taken_over(saved, manifest)
-    saved, moved = branch.begun(completion.with_evaluation(saved), config, changes.accepted, data.train)
-    if changes.other_losses:
-        saved = dataclasses.replace(saved, trainer=saved.trainer | dict.fromkeys(_BEST))
-    loader.start_epoch(saved.trainer["epoch"])
-    loader.load_state_dict(saved.loader)
-    return saved, lines + moved
-
-
-def _restore_rng(saved: Checkpoint, learner: Learner, config: TrainConfig, device: torch.device) -> list[str]:
-    assert learner.rng is not None
-    return rng.restore(learner.rng, device, source=saved.path / RNG, anew=config.seed + saved.step)
 
 
 def record(config: TrainConfig) -> dict[str, Any]:
@@ -198,7 +173,7 @@ def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: Stop
         if saved is not None and plan.goes_on:
             run.saver.remove_surplus(saved.trainer)
         if saved is not None:  # last, so that nothing between here and the first step draws a number
-            _restore_rng(saved, learner, plan.config, plan.device)
+            take_up.restore_rng(saved, learner, plan.config, plan.device)
         with (
             contextlib.closing(run.log.metrics),
             contextlib.closing(run.saver),

@@ -7,13 +7,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.commands import shown
 from harness.config import get, in_file_order, layout
-from harness.config_record import from_dict, to_dict
+from harness.config_record import differences, from_dict, to_dict
 from harness.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -212,22 +211,6 @@ def refusal(checkpoint: Checkpoint, problems: list[str], mend: str) -> UserError
         f"{shown(checkpoint.path)} cannot go on like this:\n{lines}\n"
         f"{mend}, or start a new run without resume=."
     )
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """A nested dict as pairs of dotted key and value."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys whose values differ, with the old and the new one; None where a side lacks the key."""
-    before, after = dict(flatten(old)), dict(flatten(new))
-    keys = [*before, *(key for key in after if key not in before)]
-    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
 def _changes(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from harness import growth
 from harness.commands import shown
 from harness.config import TrainConfig, in_file_order, row_width, set_directory
-from harness.config_record import from_dict
+from harness.config_record import differences, from_dict
 from harness.errors import UserError
-from harness.resume import DATA, differences, refusal, row_of
+from harness.resume import DATA, refusal, row_of
 
 if TYPE_CHECKING:
     from harness.checkpoint import Checkpoint

@@ -292,6 +292,28 @@ def test_a_branch_needs_a_directory_of_its_own(folder: Path) -> None:
     assert snapshot(folder / "sequential") == before
 
 
+def test_a_branch_without_a_step_to_train_is_refused(folder: Path, tmp_path: Path) -> None:
+    config = resumed(folder, "sequential", LoaderConfig(seq_len=16, batch_size=8), "loader.batch_size")
+    config.trainer.max_steps = 4
+    with pytest.raises(UserError, match=r"at step 4 and the budget is 4 steps: .*trainer\.max_steps=8"):
+        run(config, tmp_path / "branch")
+    assert not (tmp_path / "branch").exists()
+
+
+def test_a_branch_that_died_before_its_first_checkpoint_is_not_started_as_another_run(
+    folder: Path, tmp_path: Path
+) -> None:
+    branch = tmp_path / "branch"
+    run(resumed(folder, "sequential", LoaderConfig(seq_len=16, batch_size=8), "loader.batch_size"), branch)
+    shutil.rmtree(branch / "checkpoints")
+    again = resumed(folder, "sequential", LoaderConfig(seq_len=16, batch_size=8))
+    again.resume = "auto"
+    before = snapshot(branch)
+    with pytest.raises(UserError, match=r"holds a branch of .*sequential at step 4 that ended before"):
+        run(again, branch)
+    assert snapshot(branch) == before
+
+
 def test_the_best_loss_is_looked_for_anew_where_losses_are_of_other_tokens(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from harness.config_groups import (
     PaddedRowsConfig,
     SlidingWindowConfig,
 )
-from harness.config_record import to_dict
+from harness.config_record import flatten, to_dict
 from harness.errors import UserError
 from harness.resume import FATAL, FREE, ORDER, TABLE
 from tests.helpers_runs import ROOT, run, snapshot, tiny_config, write_text_set
@@ -30,7 +30,7 @@ from tests.helpers_runs import ROOT, run, snapshot, tiny_config, write_text_set
 
 def test_every_key_of_a_run_is_in_the_table_once() -> None:
     groups = {field.name for field in dataclasses.fields(TrainConfig)} & {*GROUPS, "model", "prepare"}
-    defaults = {key for key, _ in resume.flatten(to_dict(TrainConfig()))}
+    defaults = {key for key, _ in flatten(to_dict(TrainConfig()))}
     variants = {
         f"{group}.{field.name}"
         for group, kinds in GROUPS.items()
@@ -272,7 +272,7 @@ def test_every_free_change_is_listed_with_old_and_new_value(data: Path, tmp_path
     path = tmp_path / "run"
     run(tiny_config(data, trainer__max_steps=4), path)
     config = tiny_config(data, resume=str(path))
-    before = dict(resume.flatten(to_dict(config)))
+    before = dict(flatten(to_dict(config)))
     for key, value in FREE_CHANGES.items():
         *groups, name = key.split(".")
         setattr(getattr(config, groups[0]) if groups else config, name, value)
