@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import traceback
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, User
 from harness.identity import identity_of, keep_origin, lineage_of, progress_of
 from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
-from harness.preemption import StopRequest, listening
+from harness.preemption import TRACKER_SECONDS, StopRequest, listening
 from harness.tracking import TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
 from harness.trainer import Run, summary, train
@@ -237,7 +238,9 @@ def _tracker(
     try:
         yield tracker
     finally:
-        tracker.finish(EXIT_STOPPED if stop.interrupted else ending.exit_code)
+        # Who stops a run does not wait long; what is not sent then is in the run's own files.
+        code = EXIT_STOPPED if stop.interrupted else ending.exit_code
+        tracker.finish(code, at_most=math.inf if stop.name is None else TRACKER_SECONDS)
 
 
 def _describe(run: Run, plan: _Plan) -> None:

@@ -34,7 +34,8 @@ from harness.errors import EXIT_AT_ONCE, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 STARTED = time.monotonic()  # when this process began, as nearly as this module can tell
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 UNWIND_SECONDS = 3.0  # for the main thread to answer where nothing has to be saved
-ENDING_SECONDS = 7.0  # for what comes after the last save
+ENDING_SECONDS = 7.0  # for what comes after the last save,
+TRACKER_SECONDS = 5.0  # of which trackers may take these
 _RECORD_SECONDS = 0.5
 _POLL_SECONDS = 0.1
 # `timeout` and job managers send a signal to the process and then to its group: that is one signal.
@@ -150,7 +151,7 @@ class StopRequest:
         what = (
             "stopping at the next safe point, which is saved"
             if self._in_loop
-            else "ending, nothing has to be saved"
+            else "ending, the same command goes on from what is on disk"
         )
         _say(f"{name}: {what}; a second signal leaves at once")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from harness.preemption import STARTED
 
 BYTES_PER_S = 50e6  # of a disk that nothing was saved to yet; most are faster
-END_S = 3.0  # to close what is open, after the save
+END_S = 6.0  # for trackers and the process's end, after the save
 _STEPS = 20  # of the last ones the longest counts: on CUDA one of several waits for the device
 
 

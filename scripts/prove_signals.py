@@ -1,6 +1,6 @@
 """Sends signals to `train.py` in every phase of its life, runs the same command again, and compares.
 
-    python scripts/prove_signals.py [--trials 4] [--phases step,saving] [--folder /tmp]
+    python scripts/prove_signals.py [--trials 4] [--phases step,saving] [--kinds SIGTERM,two] [--folder /tmp]
 
 Phases: the imports, the preparation of the data, a step, an evaluation, a text sample, a save. In each,
 SIGTERM `--trials` times, SIGUSR1 and Ctrl-C (SIGINT to the whole process group) once, and two signals 50 ms
@@ -65,6 +65,14 @@ PHASES = {
     "sampling": Phase((*_LARGE, "checkpoint.interval=2"), "sample"),
     "saving": Phase((*_LARGE, "checkpoint.interval=1", "checkpoint.background=false"), "save"),
     "saving behind": Phase((*_LARGE, "checkpoint.interval=1", "evaluation.interval=1000"), "save"),
+}
+
+
+KINDS: dict[str, tuple[int, ...]] = {
+    "SIGTERM": (signal.SIGTERM,),
+    "SIGUSR1": (signal.SIGUSR1,),
+    "Ctrl-C": (signal.SIGINT,),
+    "two": (signal.SIGTERM, signal.SIGINT),
 }
 
 
@@ -242,23 +250,19 @@ def left_behind(session: int) -> list[str]:
 
 def prove(name: str, options: argparse.Namespace, folder: Path, straights: dict[Any, Straight]) -> Tally:
     tally, chance, phase = Tally(), random.Random(f"{options.seed} {name}"), PHASES[name]
+    root = options.data or folder / "data"
     if phase.words not in straights:
-        words = (*phase.words, f"data.root={folder / 'data'}")
-        run_straight(folder / "warm", words) if not straights else None  # it prepares the data
-        shutil.rmtree(folder / "warm", ignore_errors=True)
-        straights[phase.words] = run_straight(folder / "straight", words)
+        straights[phase.words] = run_straight(folder / "straight", (*phase.words, f"data.root={root}"))
         shutil.rmtree(folder / "straight")
-    trials: list[tuple[str, tuple[int, ...]]] = [("SIGTERM", (signal.SIGTERM,))] * options.trials
-    trials += [("SIGUSR1", (signal.SIGUSR1,)), ("Ctrl-C", (signal.SIGINT,))]
-    trials += [("two", (signal.SIGTERM, signal.SIGINT))]
-    for number, (kind, numbers) in enumerate(trials):
-        place = folder / f"trial{number}"
-        code, seconds, wrong = try_once(name, numbers, place, folder / "data", straights[phase.words], chance)
-        tally.codes.setdefault(kind, []).append(code)
-        tally.slowest[kind] = max(tally.slowest.get(kind, 0.0), seconds)
-        tally.equal += not wrong
-        tally.wrong += [f"{name}, {kind} {number}: {one}" for one in wrong]
-        shutil.rmtree(place)
+    for kind in options.kinds.split(","):
+        for number in range(options.trials if kind == "SIGTERM" else 1):
+            place = folder / f"{kind}{number}"
+            code, seconds, wrong = try_once(name, KINDS[kind], place, root, straights[phase.words], chance)
+            tally.codes.setdefault(kind, []).append(code)
+            tally.slowest[kind] = max(tally.slowest.get(kind, 0.0), seconds)
+            tally.equal += not wrong
+            tally.wrong += [f"{name}, {kind} {number}: {one}" for one in wrong]
+            shutil.rmtree(place)
     return tally
 
 
@@ -266,15 +270,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--trials", type=int, default=4, help="of SIGTERM in each phase")
     parser.add_argument("--phases", default=",".join(PHASES))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--data", type=Path, help="a data.root with a set; without it one is prepared")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", default=tempfile.gettempdir())
     options = parser.parse_args()
-    kinds = ("SIGTERM", "SIGUSR1", "Ctrl-C", "two")
+    kinds = options.kinds.split(",")
     print("| phase | " + " | ".join(f"{kind}: codes, slowest" for kind in kinds) + " | went on exactly |")
     print("|---|" + "---|" * (len(kinds) + 1), flush=True)
     wrong: list[str] = []
     straights: dict[Any, Straight] = {}
     with tempfile.TemporaryDirectory(prefix="prove-signals-", dir=options.folder) as folder:
+        if options.data is None:  # the first run prepares it
+            run_straight(Path(folder, "first"), (*_SMALL, f"data.root={Path(folder, 'data')}"))
         for name in options.phases.split(","):
             tally = prove(name, options, Path(folder), straights)
             cells = [

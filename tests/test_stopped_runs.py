@@ -22,13 +22,13 @@ from tests.test_cli import TINY
 from tests.tracking.wandb_reader import read_run
 
 # An evaluation and a text sample of some tenths of a second each.
-SLOW_LOOKS = {"evaluation__tokens": 30_000, "evaluation__sample_tokens": 300, "evaluation__interval": 6}
+SLOW_LOOKS = {"evaluation__tokens": 8000, "evaluation__sample_tokens": 100, "evaluation__interval": 6}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
-    write_text_set(root / "npy-stream", val_tokens=30_000)
+    write_text_set(root / "npy-stream", val_tokens=8001)
     return root
 
 
@@ -72,10 +72,15 @@ def test_a_look_at_the_model_is_left_at_once_and_an_evaluation_made_up_for(
     assert weights(path, 12) == weights(tmp_path / "straight", 12)
 
 
-def signalled(number: signal.Signals, when: Callable[[], Any], *words: str, cwd: Path) -> tuple[int, str]:
-    """Exit code and output of `train.py WORDS` whose process group, all of it, is sent a signal."""
+def signalled(
+    number: signal.Signals, when: Callable[[], Any], *words: str, cwd: Path, script: str = "train.py"
+) -> tuple[int, str]:
+    """Exit code and output of `SCRIPT WORDS` whose process group, all of it, is sent a signal.
+
+    Its output ends only when no process holds it any more.
+    """
     child = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *words],
+        [sys.executable, str(ROOT / script), *words],
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "HOME": str(cwd)},
         stdout=subprocess.PIPE,
@@ -127,3 +132,16 @@ def test_a_sweep_ends_with_the_job_that_is_stopped(data: Path, tmp_path: Path) -
     assert "Traceback" not in out
     assert read_status(tmp_path / "sweep" / "0")["state"] == "stopped"
     assert not (tmp_path / "sweep" / "1").exists()
+
+
+def test_ctrl_c_in_a_preparation_ends_its_workers_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    with open(tmp_path / "text.jsonl", "w") as file:
+        file.writelines(json.dumps({"text": f"document {number} " * 400}) + "\n" for number in range(20_000))
+    words = ("corpus=jsonl", "corpus.path=text.jsonl", "prepare.workers=2", "data.path=set")
+    building = tmp_path / "set.preparing"
+    code, out = signalled(
+        signal.SIGINT, building.exists, *words, cwd=tmp_path, script="scripts/prepare_data.py"
+    )
+    assert code == 75, out
+    assert "Traceback" not in out
+    assert building.exists()

@@ -52,14 +52,15 @@ def test_a_run_whose_time_is_over_saves_and_goes_on_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, path = write_text_set(tmp_path / "set"), tmp_path / "run"
-    run(tiny_config(data), tmp_path / "straight")
+    settings = {"trainer__max_steps": 4, "evaluation__interval": 2}
+    run(tiny_config(data, **settings), tmp_path / "straight")
     monkeypatch.setattr("harness.time_limit.STARTED", preemption.STARTED - 3600)
     caplog.set_level("INFO", "harness")
-    for step in range(1, 13):  # the evaluation of the last one is left for the next process as well
-        limited = tiny_config(data, trainer__max_minutes=60.0, resume="auto")
+    for step in range(1, 5):  # the evaluation of the last one is left for the next process as well
+        limited = tiny_config(data, trainer__max_minutes=60.0, resume="auto", **settings)
         outcome = run(limited, path)
         assert (outcome.step, outcome.stopped) == (step, True)
     assert "stopped by trainer.max_minutes=60 (6" in caplog.text
     assert not run(limited, path).stopped
     assert rows(path) == rows(tmp_path / "straight")
-    assert weights(path, 12) == weights(tmp_path / "straight", 12)
+    assert weights(path, 4) == weights(tmp_path / "straight", 4)

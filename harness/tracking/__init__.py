@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,8 @@ class Tracker(Protocol):
     def summarize(self, values: dict[str, Any]) -> None:
         """Set figures of the whole run."""
 
-    def finish(self, exit_code: int) -> None:
-        """Close the run at the tracker; later calls of anything do nothing."""
+    def finish(self, exit_code: int, at_most: float = math.inf) -> None:
+        """Close the run at the tracker, in `at_most` seconds; later calls of anything do nothing."""
 
 
 class NoTracker:
@@ -44,7 +45,7 @@ class NoTracker:
     def summarize(self, values: dict[str, Any]) -> None:
         pass
 
-    def finish(self, exit_code: int) -> None:
+    def finish(self, exit_code: int, at_most: float = math.inf) -> None:
         pass
 
 

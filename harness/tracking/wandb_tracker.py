@@ -6,6 +6,7 @@ terminal, wait on a silent server, and return the previous run where one was not
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import weakref
@@ -66,15 +67,17 @@ class WandbTracker:
         except Exception as error:
             self._report(f"W&B: the summary was not sent ({_short(error)})")
 
-    def finish(self, exit_code: int) -> None:
-        """Close the run, waiting at most `tracker.finish_timeout` seconds for its upload."""
+    def finish(self, exit_code: int, at_most: float = math.inf) -> None:
+        """Close the run, waiting `tracker.finish_timeout` or `at_most` seconds for its upload."""
         if self not in _unfinished:
             return
         _unfinished.discard(self)
-        error = within(self._timeout, lambda: self._run.finish(exit_code=exit_code))
+        seconds = min(self._timeout, at_most)
+        error = within(seconds, lambda: self._run.finish(exit_code=exit_code))
         if isinstance(error, StillRunning):
+            limit = "tracker.finish_timeout=" if seconds == self._timeout else ""
             self._report(
-                f"W&B: the upload did not end within tracker.finish_timeout={self._timeout:g} s; "
+                f"W&B: the upload did not end within {limit}{seconds:g} s; "
                 f"send the rest later: wandb sync {_directory(self._run)}"
             )
         elif error is not None and not self._failed:

@@ -370,12 +370,16 @@ def test_a_server_that_cannot_be_reached_falls_back_to_offline(
     assert line.endswith(run.id)
 
 
+@pytest.mark.parametrize(
+    ("finish_timeout", "call", "said"),
+    [(1, "tracker.finish(0)", "finish_timeout=1 s;"), (60, "tracker.finish(75, at_most=1)", "within 1 s;")],
+)
 def test_a_server_that_falls_silent_holds_up_neither_finish_nor_the_exit(
-    tmp_path: Path, server: Server
+    tmp_path: Path, server: Server, finish_timeout: int, call: str, said: str
 ) -> None:
-    script = SCRIPT.replace("tracker.finish(0)", "print('ready', flush=True); input(); tracker.finish(0)")
+    script = SCRIPT.replace("tracker.finish(0)", f"print('ready', flush=True); input(); {call}")
     run_dir = tmp_path / "run"
-    arguments = command(run_dir, finish_timeout=1)
+    arguments = command(run_dir, finish_timeout=finish_timeout)
     arguments[2] = script
     process = subprocess.Popen(
         arguments,
@@ -393,7 +397,7 @@ def test_a_server_that_falls_silent_holds_up_neither_finish_nor_the_exit(
     assert (process.returncode, out, err) == (0, "", "")
     _, (online, late) = outcome(run_dir)
     assert server.url in online
-    assert "finish_timeout=1 s" in late
+    assert said in late
     assert "wandb sync" in late
 
 
