@@ -71,7 +71,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
         self._in_loop = self._is_ending = False
         self._deadline = float("inf")
-        self._unsaid = threading.Lock()
+        self._saying, self._said = threading.Lock(), False
 
     def __enter__(self) -> StopRequest:
         global _active
@@ -143,17 +143,19 @@ class StopRequest:
             self.raise_if_signalled()
 
     def _note(self, number: int) -> None:
-        """The first signal, from whichever thread sees it first."""
+        """The first signal, from whichever thread sees it first; the other one waits until it is said."""
         name = signal.Signals(number).name
         self.signalled, self.name = True, self.name or name
-        if self._is_ending or self._stop_code != EXIT_STOPPED or not self._unsaid.acquire(blocking=False):
-            return
-        what = (
-            "stopping at the next safe point, which is saved"
-            if self._in_loop
-            else "ending, the same command goes on from what is on disk"
-        )
-        _say(f"{name}: {what}; a second signal leaves at once")
+        if self._saying.acquire(timeout=_RECORD_SECONDS):
+            if not (self._said or self._is_ending or self._stop_code != EXIT_STOPPED):
+                self._said = True
+                what = (
+                    "stopping at the next safe point, which is saved"
+                    if self._in_loop
+                    else "ending, the same command goes on from what is on disk"
+                )
+                _say(f"{name}: {what}; a second signal leaves at once")
+            self._saying.release()
 
     def _watch(self) -> None:
         first: _Arrival | None = None
