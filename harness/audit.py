@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from harness import lineage
 from harness.audit_compare import compare
-from harness.audit_records import Fault, Records, read_records
+from harness.audit_records import Fault, Records, read_records, unclaimed
 from harness.data_chain import batch_digest
 from harness.errors import UserError
 from harness.replay import RunRecord, SegmentReader, Source, source_of, tokens_a_step
@@ -40,13 +40,17 @@ class Recomputed:
 
 @dataclass
 class Audit:
-    """What came of an audit. `faults` in order of steps, those of the data itself first."""
+    """What came of an audit. `faults` in order of steps, those of the data itself first.
+
+    `unclaimed`: the steps that nothing is claimed of, so that nothing is confirmed.
+    """
 
     run: RunRecord
     records: Records
     sources: list[Source]
     recomputed: Recomputed
     faults: list[Fault]
+    unclaimed: list[int]
 
 
 def audit(
@@ -72,7 +76,7 @@ def audit(
     readers, faults = _open(run, sources)
     recomputed = _recompute(run, readers, records.last, threads or _cpus(), report)
     faults += sorted([*records.faults, *compare(run, records.claims, readers, recomputed)])
-    return Audit(run, records, sources, recomputed, faults)
+    return Audit(run, records, sources, recomputed, faults, unclaimed(run, records))
 
 
 def _open(run: RunRecord, sources: list[Source]) -> tuple[list[SegmentReader | None], list[Fault]]:

@@ -91,6 +91,11 @@ def _lines(result: Audit) -> Iterator[str]:
         f"compared   {records.rows:,} rows and the checkpoints of {records.checkpoints} steps: {chains:,} "
         f"values of the chain, {hashes:,} batch hashes"
     )
+    if result.unclaimed:
+        yield (
+            f"unclaimed  {len(result.unclaimed):,} steps, the first is {result.unclaimed[0]}: neither chain "
+            "nor batch hash says what they saw (trainer.data_chain=false, or an older version)"
+        )
     speed = recomputed.tokens / recomputed.seconds / 1e6 if recomputed.seconds else 0.0
     took = f"{recomputed.seconds:.1f} s, {speed:.1f} M tokens a second"
     for fault in result.faults[:_SHOWN]:
@@ -102,7 +107,8 @@ def _lines(result: Audit) -> Iterator[str]:
         first = f"the first step concerned is {min(steps)}" if steps else "no step is concerned"
         yield f"not confirmed: {first} ({took})"
     else:
-        yield f"confirmed: every step saw exactly what the run claims ({took})"
+        claimed = records.last - len(result.unclaimed)
+        yield f"confirmed: {claimed:,} of {records.last:,} steps saw exactly what the run claims ({took})"
 
 
 def _history(segments: list[Segment], result: Audit) -> Iterator[str]:

@@ -46,14 +46,24 @@ def read_records(run: RunRecord) -> Records:
     """Everything that the run claims up to `run.last`, in order of steps; a torn last line is left out."""
     records = Records()
     rows = list(_rows(run, records))
-    _check_order(run, [(source, row) for source, row in rows if "loss" in row], records)
+    trained = [(source, row) for source, row in rows if "loss" in row]
+    _check_order(run, trained, records)
     records.rows = len(rows)
     records.claims += [_claim(source, row, records) for source, row in rows]
     records.claims += _checkpoints(run, records)
     records.claims.sort(key=lambda claim: claim.step)
     records.last = max((claim.step for claim in records.claims), default=0)
-    _check_gaps(run, {claim.step: claim for claim in records.claims if "metrics" in claim.source}, records)
+    _check_gaps(run, {row["step"] for _, row in trained}, records)
     return records
+
+
+def unclaimed(run: RunRecord, records: Records) -> list[int]:
+    """The steps of which neither a value of the chain nor a hash of their own says what they saw."""
+    first = run.segments[0]
+    chained = [claim.step for claim in records.claims if claim.data_chain is not None]
+    covered = set() if first.data_chain is None else set(range(first.step + 1, max(chained, default=0) + 1))
+    covered |= {claim.step for claim in records.claims if claim.batch_sha256 is not None}
+    return [step for step in range(1, records.last + 1) if step not in covered]
 
 
 def own_start(run: RunRecord) -> int:
@@ -103,10 +113,15 @@ def _claim(source: str, row: dict[str, Any], records: Records) -> Claim:
 
 def _check_order(run: RunRecord, rows: list[tuple[str, dict[str, Any]]], records: Records) -> None:
     """The steps of training rows rise, from where the run began; with every batch logged none is missing."""
-    before, hashed, chained = own_start(run), False, True
+    begun = own_start(run)
+    before, hashed, chained = begun, False, True
     for source, row in rows:
         step = row["step"]
-        if step == before:
+        if step <= begun:
+            records.faults.append(
+                Fault(step, f"{source} is of step {step}, but the run's own steps begin after {begun}")
+            )
+        elif step == before:
             records.faults.append(Fault(step, f"{source} is a second row of step {step}"))
         elif step < before:
             records.faults.append(
@@ -129,11 +144,11 @@ def _check_order(run: RunRecord, rows: list[tuple[str, dict[str, Any]]], records
         before, hashed, chained = max(step, before), "batch_sha256" in row, "data_chain" in row
 
 
-def _check_gaps(run: RunRecord, rows: dict[int, Claim], records: Records) -> None:
+def _check_gaps(run: RunRecord, logged: set[int], records: Records) -> None:
     """Since the last start the settings are known, and with them which steps were to be logged."""
     interval = 1 if run.config.trainer.log_batch_hash else run.config.trainer.log_interval
     first = _last_start(run.path) // interval * interval + interval
-    missing = [step for step in range(first, records.last + 1, interval) if step not in rows]
+    missing = [step for step in range(first, records.last + 1, interval) if step not in logged]
     known = {fault.step for fault in records.faults}
     if missing and missing[0] not in known:
         more = f" ({len(missing)} such steps)" if len(missing) > 1 else ""

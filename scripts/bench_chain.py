@@ -4,8 +4,10 @@
 
 The step: `harness.trainer.train` with the chain and without it, two runs of the same weights in one process
 that take turns, a block of steps each, as in bench_loop.py; once with what conf/ sets (model=nano), once with
-a tiny model at 32 x 1024 tokens, where most of the work is the data's. Beside the ratio of a pair stands what
-hashing one batch takes by itself: in the run it goes on in a thread of its own while the step computes.
+a tiny model at 32 x 1024 tokens, where most of the work is the data's. A pair gives two ratios: of elapsed
+time, in which a thread of its own hashes while the step computes, and of processor time, in which nothing is
+hidden and which a busy machine disturbs less. Beside them stands what hashing one batch takes by itself, as a
+share of a step's processor time.
 
 The audit: the records of a run over a set of `--tokens` random tokens, written without a model, are audited;
 beside it the same batches are only read, by as many threads. Both are warm.
@@ -90,35 +92,38 @@ def measure_step(options: argparse.Namespace, folder: Path, name: str) -> dict[s
                 size = config.loader.batch_size * config.loader.seq_len
                 write_random_set(set_directory(config), ((options.pairs + 1) * options.steps + 3) * size + 1)
             runs.append(stack.enter_context(a_run(config, folder / f"run-{chain}", chain=chain)))
-        times = []
-        for pair in range(options.pairs + 1):
-            seconds = {}
-            for chain in (True, False) if pair % 2 else (False, True):
-                seconds[chain] = harness_block(runs[not chain], options.steps)
-            times.append((seconds[True], seconds[False]))
-    ratios = [on / off for on, off in times[1:]]
-    step_ms = statistics.median(off for _, off in times[1:]) / options.steps * 1e3
+        pairs = []
+        for number in range(options.pairs + 1):
+            blocks = {}
+            for chain in (True, False) if number % 2 else (False, True):
+                begun = time.process_time()
+                elapsed = harness_block(runs[not chain], options.steps)
+                blocks[chain] = (elapsed, time.process_time() - begun)
+            pairs.append((blocks[True], blocks[False]))
+    step_ms = statistics.median(off[1] for _, off in pairs[1:]) / options.steps * 1e3
     hash_ms = hashing_ms(config)
-    return {
+    result = {
         "name": name,
         "batch": [config.loader.batch_size, config.loader.seq_len],
         "step_ms": step_ms,
         "hash_ms": hash_ms,
         "share": hash_ms / step_ms,
-        "ratio": statistics.median(ratios),
-        "interval": list(median_interval(ratios)[:2]),
     }
+    for kind, key in enumerate(("elapsed", "processor")):
+        ratios = [on[kind] / off[kind] for on, off in pairs[1:]]
+        result[key] = [statistics.median(ratios), *median_interval(ratios)[:2]]
+    return result
 
 
 def hashing_ms(config: TrainConfig) -> float:
-    """Milliseconds to hash one batch, the median of several."""
+    """Milliseconds of processor time to hash one batch, the median of several."""
     with closing(open_store(set_directory(config), "train")) as store:
         loader, times = build_loader(config.loader, store), []
         for _ in range(min(20, loader.batches_per_epoch)):
             batch = loader.next_batch()
-            begun = time.perf_counter()
+            begun = time.thread_time()
             batch_digest(batch)
-            times.append(time.perf_counter() - begun)
+            times.append(time.thread_time() - begun)
     return statistics.median(times) * 1e3
 
 
@@ -197,12 +202,13 @@ def report(result: dict[str, Any]) -> None:
         f"average {result['load_average'][0]:.1f} before and {result['load_average'][1]:.1f} after"
     )
     for line in result["steps"]:
-        low, high = line["interval"]
         print(
             f"{line['name']:<14} {line['batch'][0]} x {line['batch'][1]}: step {line['step_ms']:.2f} ms, "
-            f"hashing a batch {line['hash_ms']:.3f} ms = {line['share']:.2%}; with the chain over without "
-            f"{line['ratio']:.4f} ({low:.4f} .. {high:.4f})"
+            f"hashing a batch {line['hash_ms']:.3f} ms of the processor = {line['share']:.2%}"
         )
+        for key in ("elapsed", "processor"):
+            middle, low, high = line[key]
+            print(f"    {key} time with the chain over without {middle:.4f} ({low:.4f} .. {high:.4f})")
     for line in result["audits"]:
         print(
             f"audit of {line['loader']:<14}, {result['audit_threads']} threads: {line['audit'] / 1e6:.1f} M "

@@ -213,6 +213,16 @@ def test_an_edited_batch_hash_is_named_by_its_step(every: Path, tmp_path: Path) 
     assert "was changed: batch_sha256" in text
 
 
+def test_a_row_from_before_a_branch_is_named(every: Path, tmp_path: Path) -> None:
+    branch = tmp_path / "branch"
+    changes = {"trainer__max_steps": 10, "model__n_layer": 1, "evaluation__interval": 100}
+    run(tiny_config(every / "set", resume=str(every / "run/checkpoints/step-00000008"), **changes), branch)
+    edit_rows(branch, lambda rows: [rows[0] | {"step": 8}, *rows])
+    assert any(
+        "line 1 is of step 8, but the run's own steps begin after 8" in text for _, text in faults(branch)
+    )
+
+
 def test_two_edited_rows_are_two_differences(every: Path, tmp_path: Path) -> None:
     path = _copy(every, tmp_path)
     edit_rows(path, _set_row(4, "data_chain", other_hash))

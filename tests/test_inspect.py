@@ -150,7 +150,7 @@ def test_an_audit_confirms_and_says_what_a_branch_inherited(folder: Path, tmp_pa
     code, said = call(audit_cli.main, folder / "run")
     assert code == 0
     assert "8 steps, 512 tokens" in said
-    assert "confirmed: every step saw exactly what the run claims" in said
+    assert "confirmed: 8 of 8 steps saw exactly what the run claims" in said
     config = tiny_config(
         folder / "set", loader__mask_boundary="target", resume=str(folder / "run/checkpoints/step-00000004")
     )
@@ -174,6 +174,21 @@ def test_an_audit_that_fails_names_the_first_step_and_exits_with_1(
     assert "not confirmed: the first step concerned is 1 " in said
     code, said = call(audit_cli.main, path, "threads=0")
     assert (code, "threads=0 must be at least 1" in said) == (2, True)
+
+
+def test_steps_without_a_chain_are_not_called_confirmed(folder: Path, tmp_path: Path, call: Call) -> None:
+    path = Path(shutil.copytree(folder / "run", tmp_path / "run"))
+    options = {
+        "loader__mask_boundary": "target",
+        "trainer__log_batch_hash": False,
+        "trainer__log_interval": 1,
+    }
+    config = tiny_config(folder / "set", resume=str(path), trainer__data_chain=False, **options)
+    run(config, path)
+    code, said = call(audit_cli.main, path)
+    assert code == 0
+    assert "unclaimed  4 steps, the first is 9: neither chain nor batch hash" in said
+    assert "confirmed: 8 of 12 steps saw exactly what the run claims" in said
 
 
 @pytest.mark.parametrize("script", ["inspect_batch.py", "audit_data.py"])
