@@ -68,7 +68,7 @@ def prove(sets: Sets, storage: str, loader: str, folder: Path, *, quick: bool) -
     for number, (place, after) in enumerate(trials.PLACES.items()):
         names = [*trials.WAYS]
         for name in [names[number % len(names)]] if quick else names:
-            cells[place].add(name, trials.trial(course, trials.WAYS[name], after(course.epoch)))
+            cells[place].add(name, attempt(course, trials.WAYS[name], after(course.epoch)))
     looked_at = Course(sets, storage, loader, folder / "looks", trials.LOOKED_AT)
     _add_all(cells["other moments"], looked_at, trials.MOMENTS)
     _add_all(cells["settings"], course, trials.FREE)
@@ -81,7 +81,15 @@ def prove(sets: Sets, storage: str, loader: str, folder: Path, *, quick: bool) -
 
 def _add_all(cell: Cell, course: Course, ways: dict[str, Way]) -> None:
     for name, way in ways.items():
-        cell.add(name, trials.trial(course, way, course.epoch // 2))
+        cell.add(name, attempt(course, way, course.epoch // 2))
+
+
+def attempt(course: Course, way: Way, step: int) -> str | None:
+    """A trial; what ends it in an error is no less a difference."""
+    try:
+        return trials.trial(course, way, step)
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def find_the_wrongs(sets: Sets, storage: str, loader: str, folder: Path) -> list[str]:
@@ -89,7 +97,7 @@ def find_the_wrongs(sets: Sets, storage: str, loader: str, folder: Path) -> list
     course = Course(sets, storage, loader, folder)
     missed = []
     for name in WRONGS:
-        found = trials.trial(course, trials.wrong_resume(name), course.epoch // 2)
+        found = attempt(course, trials.wrong_resume(name), course.epoch // 2)
         print(f"| {name} | {found or 'NOT FOUND'} |", flush=True)
         if found is None:
             missed.append(f"a wrong resume was not found: {name}")

@@ -33,7 +33,7 @@ class Difference(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Everything by which a run is with_evaluation: its rows without times, and its last checkpoint."""
+    """Everything by which a run is judged: its rows without times, and its last checkpoint."""
 
     rows: list[dict[str, Any]]
     state: dict[str, Any]
