@@ -57,11 +57,17 @@ def find(config: TrainConfig, path: Path) -> Found:
 
 
 def report(found: Found) -> list[str]:
-    """A line for each checkpoint that is not used, with what is wrong with it."""
-    return [
+    """A line for each checkpoint that is not used, with what is wrong with it, and for rows that are lost."""
+    lines = [
         f"damaged and not used, kept as {shown(_aside(folder))}: {problem}"
         for folder, problem in found.damaged.items()
     ]
+    if found.saved is not None and not (metrics := found.saved.run_dir / "metrics.jsonl").exists():
+        lines.append(
+            f"{shown(metrics)} is gone, and with it the rows of the steps up to {found.saved.step}: "
+            "what follows is complete"
+        )
+    return lines
 
 
 def set_aside(found: Found) -> None:

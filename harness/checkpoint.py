@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-_STEP = re.compile(r"step-(\d{8,})")
+_STEP = re.compile(r"step-(\d{8}|[1-9]\d{8,})")  # as `step_dir` names them: a step has one name
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ _DISK_ERRORS = {
     errno.EPERM,
     errno.ENAMETOOLONG,
     errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
 }
 
 log = logging.getLogger("harness")
@@ -163,7 +166,10 @@ def _guarded(task: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        where = (
+            error.filename2 or error.filename
+        )  # of a rename the name that was to be, not our temporary one
+        what = f"{where}: {error.strerror}" if where else str(error)
         raise _ending(f"error: {what}. What was saved before is intact.", EXIT_FAILED) from error
     finally:
         remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
@@ -202,6 +208,9 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
+    except OSError as error:  # a run directory that may not be looked into
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(EXIT_FAILED) from None
     run_app("train", functools.partial(_train, said_auto=said_auto), line)
 
 

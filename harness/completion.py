@@ -9,6 +9,8 @@ from harness import lineage, run_dir
 from harness.auto_resume import latest_names
 from harness.checkpoint import Checkpoint
 from harness.config import TrainConfig, total_steps
+from harness.config_checks import warmup_problems
+from harness.errors import UserError
 from harness.identity import progress_of
 from harness.tracking.jsonl import evaluation_of
 from harness.trainer import evaluation_is_due
@@ -18,6 +20,13 @@ def budget_of(config: TrainConfig, saved: Checkpoint | None) -> int:
     """The step to train to, from the checkpoint on; a budget in tokens counts those it was trained on."""
     progress = progress_of(saved)
     return total_steps(config, progress.step, progress.tokens)
+
+
+def check_warmup(config: TrainConfig, saved: Checkpoint | None) -> None:
+    """Raise `UserError` where the warm-up is longer than the schedule, whose steps are known by now."""
+    steps = config.schedule.total_steps or budget_of(config, saved)
+    if problems := warmup_problems(config, steps):
+        raise UserError("\n".join(problems))
 
 
 def is_unevaluated(config: TrainConfig, path: Path, saved: Checkpoint | None) -> bool:

@@ -176,6 +176,17 @@ def _separator_problems(separator: str) -> list[str]:
     ]
 
 
+def warmup_problems(config: TrainConfig, steps: int) -> list[str]:
+    """What is wrong with the warm-up of a schedule of `steps` steps."""
+    warmup = config.schedule.warmup_steps
+    if warmup is None or warmup <= steps:
+        return []
+    return [
+        f"schedule.warmup_steps={warmup} is more than the schedule's {steps} steps: "
+        f"use schedule.warmup_steps<={steps} or a larger budget"
+    ]
+
+
 def _training_problems(config: TrainConfig) -> list[str]:
     problems = []
     model, loader, trainer, schedule = config.model, config.loader, config.trainer, config.schedule
@@ -190,18 +201,15 @@ def _training_problems(config: TrainConfig) -> list[str]:
             f"loader.batch_size={loader.batch_size} must be a multiple of "
             f"trainer.micro_batch_size={micro}: a step is whole micro-batches"
         )
+    # How many steps a budget in tokens leaves to a run that goes on, its checkpoint says.
+    left_open = config.resume is not None and trainer.max_tokens is not None and schedule.total_steps is None
     if (trainer.max_steps is None) == (trainer.max_tokens is None):
         problems.append(
             f"trainer.max_steps={trainer.max_steps} and trainer.max_tokens={trainer.max_tokens}: "
             "set one of them, it is the budget, and leave the other null"
         )
-    elif loader.batch_size > 0 and loader.seq_len > 0:
-        steps = schedule.total_steps or total_steps(config)
-        if schedule.warmup_steps is not None and schedule.warmup_steps > steps:
-            problems.append(
-                f"schedule.warmup_steps={schedule.warmup_steps} is more than the schedule's {steps} steps: "
-                f"use schedule.warmup_steps<={steps} or a larger budget"
-            )
+    elif not left_open and loader.batch_size > 0 and loader.seq_len > 0:
+        problems += warmup_problems(config, schedule.total_steps or total_steps(config))
     problems += accept_problems(config)
     betas = config.optimizer.betas
     if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):

@@ -27,6 +27,7 @@ from typing import Any
 from harness import checkpoint
 from harness.append_file import AppendFile
 from harness.commands import command, override, shown
+from harness.errors import UserError
 from harness.tracking import jsonl
 
 log = logging.getLogger("harness")
@@ -67,8 +68,17 @@ def cut_after(run_dir: Path, step: int) -> int:
 
 
 def kept_steps(run_dir: Path) -> set[int]:
-    """The checkpoints that retention must leave alone."""
-    return {step for row in read(run_dir) for step in row.get("keep", [])}
+    """The checkpoints that retention must leave alone. Raises `UserError` where that cannot be read."""
+    kept: set[int] = set()
+    for row in read(run_dir):
+        keep = row.get("keep", [])
+        if not isinstance(keep, list) or not all(type(step) is int for step in keep):
+            raise UserError(
+                f"{run_dir / FILE}: keep={keep!r} of step {row.get('step')} must be a list of steps: it says "
+                "which checkpoints stay. Put the file back from a copy, or say keep: [] there"
+            )
+        kept.update(keep)
+    return kept
 
 
 def skips_before(run_dir: Path, step: int) -> int:

@@ -107,6 +107,7 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
             return Outcome(path, saved.step, completion.with_evaluation(saved).trainer["val_loss"])
         branch.check_budget(saved, path, completion.budget_of(config, saved))
         resume_data.check_place(saved, config)
+    completion.check_warmup(config, saved)
     initial = weights.open_initial(config) if saved is None else None
     device = select_device(config.device)
     with (

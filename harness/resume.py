@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.commands import shown
+from harness.commands import override, shown
 from harness.config import get, in_file_order, layout
 from harness.config_record import differences, from_dict, to_dict
 from harness.errors import UserError, did_you_mean
@@ -162,7 +162,8 @@ def check_settings(checkpoint: Checkpoint, config: TrainConfig) -> Changes:
             f"{key}: checkpoint {changed[key][0]}, now {changed[key][1]}: {meanings[key].meaning}"
             for key in refused
         ]
-        mend = _mend(refused, [key for key in refused if key not in order], order, config)
+        fatal = [key for key in refused if key not in order]
+        mend = _mend(_back(refused, changed), fatal, order, config)
         raise refusal(checkpoint, problems, mend)
     if idle := [word for key, word in accepted.items() if key not in order]:
         values = ", ".join(f"{word} is {get(config, _full(word))} in both" for word in idle)
@@ -222,6 +223,8 @@ def _changes(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
             for key, values in changed.items()
             if not (key.startswith("loader.") and None in values)
         }
+    if "loader.seq_len" in changed and get(old, "loader.stride") is get(new, "loader.stride") is None:
+        changed.pop("loader.stride", None)  # it follows
     if "seed" in changed and changed["seed"] == changed.get("loader.seed"):
         del changed["loader.seed"]
     return changed
@@ -258,13 +261,27 @@ def _meaning(key: str, old: TrainConfig, new: TrainConfig) -> Row:
     return row
 
 
-def _mend(refused: list[str], fatal: list[str], order: dict[str, Any], config: TrainConfig) -> str:
-    drop = f"Drop {', '.join(map(_word, refused))} from the command"
+def _back(refused: list[str], changed: dict[str, tuple[Any, Any]]) -> str:
+    """The words that take refused changes back: keys that came with another group are in no command."""
+    came = [key for key in refused if (group := _group_of(key)) in changed and group != key]
+    drop = [_word(key) for key in refused if key not in came]
+    say = [override(key, changed[key][0]) for key in came if _group_of(key) not in refused]
+    if not say:
+        return f"Drop {', '.join(drop)} from the command"
+    values = f"Say the checkpoint's {' '.join(say)}"
+    return f"{values}, and drop {', '.join(drop)} from the command" if drop else values
+
+
+def _group_of(key: str) -> str:
+    return f"{key.partition('.')[0]}.name"
+
+
+def _mend(back: str, fatal: list[str], order: dict[str, Any], config: TrainConfig) -> str:
     if fatal:
-        return drop
+        return back
     data = [DATA] if DATA in config.resume_accept else []
     accept = f"resume_accept={_list([*data, *map(_word, order)])}"
-    return f"{drop}; or go on anyway as a branch, in a run directory of its own: {accept}"
+    return f"{back}; or go on anyway as a branch, in a run directory of its own: {accept}"
 
 
 def _as_changed(key: str, changed: dict[str, Any]) -> str:

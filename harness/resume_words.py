@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from harness import checkpoint, overrides
+from harness.commands import shown
 from harness.config import PATH_KEYS
 from harness.errors import UserError
 from harness.overrides import CommandLine, key_of
@@ -54,11 +55,20 @@ def _reorders(line: CommandLine) -> bool:
 def _replayed(line: CommandLine, run_dir: Path, last: list[str]) -> CommandLine:
     """The words of the run in `run_dir`, the new ones, then `last`."""
     composed = _read_yaml(run_dir / ".hydra" / "hydra.yaml", dict)
-    old = [str(word) for word in _read_yaml(run_dir / ".hydra" / "overrides.yaml", list)]
+    old = _own_words(run_dir / ".hydra" / "overrides.yaml")
     config = _read_yaml(run_dir / "config.yaml", dict)
     places = overrides.path_overrides({key: _value(config, key) for key in PATH_KEYS})
     words = overrides.replay(old, _without_resume(line.overrides), places)
     return CommandLine([*_config_flags(line, composed), *line.flags], [*words, *last, "hydra.mode=RUN"])
+
+
+def _own_words(path: Path) -> list[str]:
+    """The overrides that the run was started with."""
+    words = _read_yaml(path, list)
+    for word in words:
+        if not isinstance(word, str) or not ("=" in word or word.startswith("~")):
+            raise UserError(f"{path} must hold overrides, KEY=VALUE, not {word!r}. {_mend(path)}")
+    return words
 
 
 def _config_flags(line: CommandLine, composed: dict[str, Any]) -> list[str]:
@@ -95,8 +105,21 @@ def _read_yaml(path: Path, kind: type) -> Any:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): it holds the words of the run to resume. "
-            "A checkpoint is resumed from inside its run directory."
+            f"A checkpoint is resumed from inside its run directory. {_mend(path)}"
         ) from None
     if not isinstance(value, kind):
-        raise UserError(f"{path} must hold a {kind.__name__}, not {type(value).__name__}")
+        raise UserError(f"{path} must hold a {kind.__name__}, not {type(value).__name__}. {_mend(path)}")
     return value
+
+
+def _mend(path: Path) -> str:
+    """How a run goes on whose file `path` is lost: its settings are compared with the checkpoint's anyway."""
+    if path.name == "config.yaml":
+        return f"Each checkpoint has a copy of it: copy checkpoints/step-N/config.yaml to {shown(path)}"
+    empty, what = (
+        ("[]", "overrides") if path.name == "overrides.yaml" else ("{}", "--config-dir, if it had one")
+    )
+    return (
+        f"Put the file back from a copy; or write {empty} into it, and say the run's own {what} again on the "
+        "command line: checkpoints/step-N/config.yaml has every setting"
+    )

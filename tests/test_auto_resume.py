@@ -257,3 +257,22 @@ def test_the_words_of_a_refusal_make_a_branch_named_by_date_and_time(tmp_path: P
     (made,) = (file.parent for file in (tmp_path / "runs").glob("*/*/metrics.jsonl"))
     assert [row["step"] for row in train_rows(made)][-1] == 4
     assert status(made)["parent"]["step"] == 2
+
+
+def test_a_checkpoint_under_a_name_that_no_step_has_is_left_alone(folder: Path, path: Path) -> None:
+    renamed = path / "checkpoints/step-000000012"
+    (path / "checkpoints/step-00000012").rename(renamed)
+    before = snapshot(renamed)
+    run(auto(folder), path)
+    assert_whole(path, folder)
+    assert snapshot(renamed) == before
+
+
+def test_lost_rows_are_said_when_a_run_goes_on(
+    folder: Path, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (path / "metrics.jsonl").unlink()
+    with caplog.at_level("INFO", "harness"):
+        run(auto(folder, trainer__max_steps=13), path)
+    assert any("metrics.jsonl is gone" in line and "up to 12" in line for line in caplog.messages)
+    assert [row["step"] for row in train_rows(path)] == [13]

@@ -12,6 +12,7 @@ import torch
 
 from harness import checkpoint, lineage
 from harness.config import TrainConfig
+from harness.config_checks import validate
 from harness.config_groups import (
     BlockShuffleConfig,
     ContrastiveRowsConfig,
@@ -423,3 +424,18 @@ def test_data_that_did_not_change_cannot_be_accepted(folder: Path) -> None:
     config = resumed(folder, "sequential", LoaderConfig(**SIZES), "data")
     with pytest.raises(UserError, match=r"resume_accept=\[data\] accepts a change that is none"):
         run(config, folder / "sequential")
+
+
+def test_the_warm_up_is_held_against_the_steps_that_a_branch_really_has(folder: Path, tmp_path: Path) -> None:
+    # 256 tokens in the parent's 4 steps, and one of 256 more: from scratch 512 tokens would be 2 steps.
+    budget: dict[str, Any] = {
+        "trainer__max_steps": None, "trainer__max_tokens": 512, "schedule__total_steps": None,
+    }  # fmt: skip
+    wide = LoaderConfig(seq_len=16, batch_size=16)
+    config = resumed(folder, "sequential", wide, "loader.batch_size", schedule__warmup_steps=4, **budget)
+    validate(config)
+    assert run(config, tmp_path / "branch").step == 5
+    config.schedule.warmup_steps = 6
+    with pytest.raises(UserError, match=r"warmup_steps=6 is more than the schedule's 5 steps"):
+        run(config, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()

@@ -345,6 +345,16 @@ def test_a_damaged_record_of_a_run_is_no_traceback(
     result = train_py("resume=runs/one", "trainer.max_steps=9", cwd=tmp_path)
     assert "Traceback" not in result.stderr + result.stdout
     assert result.returncode in (0, 2)
+    if file != "manifest.json" and result.returncode:
+        assert "checkpoints/step-N/config.yaml" in result.stderr  # where the settings are still to be had
+
+
+def test_a_folder_in_the_place_of_a_runs_file_is_no_traceback(one: Path, tmp_path: Path) -> None:
+    (one / "checkpoints/latest").unlink()
+    (one / "checkpoints/latest").mkdir()
+    result = train_py("resume=runs/one", "trainer.max_steps=9", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith(f"error: {one}/checkpoints/latest: Is a directory")
 
 
 @pytest.mark.parametrize("place", ["README.md", "/dev/null/x", "x" * 300])

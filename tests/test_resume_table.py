@@ -306,3 +306,25 @@ def test_a_refused_resume_changes_nothing_on_disk(data: Path, tmp_path: Path) ->
 def test_the_documentation_holds_the_table() -> None:
     page = (ROOT / "docs" / "resume.md").read_text()
     assert page.endswith("\n\n" + resume.table() + "\n")
+
+
+def test_a_stride_that_follows_the_length_is_no_change_of_its_own() -> None:
+    before = tiny_config(Path("set"), loader=SlidingWindowConfig(seq_len=16, batch_size=4))
+    now = tiny_config(Path("set"), loader=SlidingWindowConfig(seq_len=8, batch_size=4))
+    text = refused(before, now)
+    assert "loader.stride" not in text
+    assert text.endswith("resume_accept=[loader.seq_len], or start a new run without resume=.")
+    now.resume, now.resume_accept = "runs/one", ["loader.seq_len"]
+    assert resume.check_settings(saved_with(before), now).accepted == {"loader.seq_len": (16, 8)}
+
+
+def test_what_came_with_another_group_is_taken_back_by_words_that_can_be_said() -> None:
+    now = tiny_config(Path("set"), loader=BlockShuffleConfig(), resume_accept=["loader"])
+    text = refused(window_config(), now)
+    assert "Say the checkpoint's loader.seq_len=16 loader.batch_size=4, or start a new run" in text
+    now = tiny_config(Path("set"), loader=BlockShuffleConfig(seq_len=16), resume_accept=["loader"])
+    text = refused(window_config(), now)
+    assert "Say the checkpoint's loader.batch_size=4; or go on anyway as a branch" in text
+    assert "resume_accept=[loader,loader.batch_size]" in text
+    text = refused(window_config(), tiny_config(Path("set"), loader=BlockShuffleConfig()))
+    assert "\nDrop loader from the command, or start a new run" in text

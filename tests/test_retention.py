@@ -13,7 +13,7 @@ import pytest
 from harness import incidents, retention
 from harness.checkpoint import complete_steps, open_checkpoint, step_dir
 from harness.config import CheckpointConfig
-from harness.errors import RunFailed
+from harness.errors import RunFailed, UserError
 from harness.saving import Saver
 from tests.helpers_checkpoints import parts
 from tests.helpers_disks import files_up_to, unwritable
@@ -204,3 +204,10 @@ def test_what_a_kill_kept_from_going_goes_at_the_start_and_makes_room(tmp_path: 
     with files_up_to(60_000), pytest.raises(RunFailed):
         run(tiny_config(data, trainer__max_steps=5, resume=str(path), **settings), path)
     assert complete_steps(path) == [3, 4]
+
+
+@pytest.mark.parametrize("keep", [None, 5, ["4"]])
+def test_an_incident_that_keeps_no_steps_is_named_and_removes_nothing(tmp_path: Path, keep: object) -> None:
+    (tmp_path / incidents.FILE).write_text(json.dumps({"step": 3, "keep": keep}) + "\n")
+    with pytest.raises(UserError, match="must be a list of steps"):
+        incidents.kept_steps(tmp_path)

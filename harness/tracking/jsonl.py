@@ -148,13 +148,21 @@ def _whole_lines(path: Path) -> list[bytes]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if isinstance(row, dict) and isinstance(row.get("step", 0), int):
+        if _is_row(row):
             whole.append(line + b"\n")
         elif any(later.strip() for later in lines[number:]):
             # A crash can only tear the end; this was something else, and dropping it would hide it.
             raise UserError(
-                f"{path}: line {number} is not a row (a JSON object whose step is an integer): "
-                f"{line[:80]!r}. Dropping it silently would hide a gap in the figures; restore the file, "
-                "or delete that line to go on without it"
+                f"{path}: line {number} is not a row (a JSON object whose step is an integer and whose "
+                f"losses are numbers): {line[:80]!r}. Dropping it silently would hide a gap in the figures; "
+                "restore the file, or delete that line to go on without it"
             )
     return whole
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a line's value has, of what is read back from rows, nothing that is something else."""
+    if not isinstance(value, dict) or type(value.get("step", 0)) is not int:
+        return False
+    losses = (value.get(key, 0.0) for key in ("loss", "val_loss"))
+    return all(type(loss) in (int, float) or (type(loss) is str and loss in _NOT_FINITE) for loss in losses)

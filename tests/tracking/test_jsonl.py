@@ -201,3 +201,13 @@ def test_damage_before_the_last_row_is_named_with_its_line_and_nothing_is_lost(
         with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is not a row"):
             action(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "row", ['{"step": 4, "val_loss": null}', '{"step": 4, "loss": "low"}', '{"step": true}']
+)
+def test_a_row_whose_figures_are_none_is_refused_by_its_line(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{row}\n{{"step": 5, "loss": "NaN"}}\n')
+    with pytest.raises(UserError, match="line 1 is not a row"):
+        read_rows(path)
