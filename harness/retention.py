@@ -49,6 +49,8 @@ def surplus(run_dir: Path, config: CheckpointConfig, newest: int, run_id: str, b
     if config.keep_last is None:
         return []
     kept = incidents.kept_steps(run_dir) | {newest}
+    if skipped := incidents.skips_before(run_dir, newest):  # should that end in a stop, here is the way back
+        kept |= set([step for step in complete_steps(run_dir) if step <= newest - skipped][-1:])
     if config.keep_best and best is not None:
         kept.add(best)
     own = (

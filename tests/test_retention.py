@@ -211,3 +211,10 @@ def test_an_incident_that_keeps_no_steps_is_named_and_removes_nothing(tmp_path: 
     (tmp_path / incidents.FILE).write_text(json.dumps({"step": 3, "keep": keep}) + "\n")
     with pytest.raises(UserError, match="must be a list of steps"):
         incidents.kept_steps(tmp_path)
+
+
+def test_the_checkpoint_from_before_skipped_steps_stays_while_they_last(tmp_path: Path) -> None:
+    for step in range(4, 8):
+        incidents.append(tmp_path, {"step": step, "action": "skip"})
+    assert saved(tmp_path, range(1, 8), keep_last=2) == [3, 6, 7]
+    assert saved(tmp_path, range(8, 10), keep_last=2) == [8, 9]
