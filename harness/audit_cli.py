@@ -26,9 +26,10 @@ usage: audit_data.py RUN [key=value ...]   a run directory, also of a run that i
   data.path=null   where the run's set lies now, if it was moved
   data.root=null   likewise, the folder of several sets
 
-Compared are the data chain and the batch hashes of all rows of metrics.jsonl, positions and epochs, and the
-same of every checkpoint that is there; of a branch the steps that it inherited, too.
-Exit code 0: all is as claimed; 1: it is not, and the first such step is named; 2: nothing to audit."""
+Compared are the data chain and the batch hashes of all rows of metrics.jsonl, positions, epochs and tokens,
+and the same of every checkpoint that is there; of a branch the steps that it inherited, too.
+Exit code 0: all is as claimed (steps that nothing is claimed of are counted beside it); 1: it is not, and the
+first such step is named; 2: nothing to audit."""
 
 _SHOWN = 10  # differences
 _LINE_SECONDS = 10.0  # between lines of progress that no terminal overwrites
@@ -68,12 +69,12 @@ def _main(words: list[str]) -> None:
             threads=options.threads,
             report=progress,
         )
-    for line in _lines(result):
+    for line in report(result):
         print(line)
     raise SystemExit(EXIT_FAILED if result.faults else 0)
 
 
-def _lines(result: Audit) -> Iterator[str]:
+def report(result: Audit) -> Iterator[str]:
     """The whole report."""
     from harness.commands import shown
 
@@ -103,8 +104,8 @@ def _lines(result: Audit) -> Iterator[str]:
     if len(result.faults) > _SHOWN:
         yield f"           and {len(result.faults) - _SHOWN} more differences"
     if result.faults:
-        steps = [fault.step for fault in result.faults if fault.step > 0]
-        first = f"the first step concerned is {min(steps)}" if steps else "no step is concerned"
+        concerned = [fault.step for fault in result.faults if fault.step > 0]
+        first = f"the first step concerned is {min(concerned)}" if concerned else "no step is concerned"
         yield f"not confirmed: {first} ({took})"
     else:
         claimed = records.last - len(result.unclaimed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from harness.audit_records import Claim, Fault
 from harness.data_chain import link
+from harness.lineage import tokens_at
 
 if TYPE_CHECKING:
     from harness.audit import Recomputed
@@ -20,6 +21,7 @@ def compare(
 ) -> list[Fault]:
     """Every claim that the data does not bear out. `claims` are in order of their steps."""
     faults = list(_places(run, claims, readers))
+    faults += _token_counts(run.segments, claims)
     faults += _first_values(run.segments)
     return faults + list(_Hashes(run, claims, recomputed).faults())
 
@@ -43,6 +45,15 @@ def _places(run: RunRecord, claims: list[Claim], readers: list[SegmentReader | N
                 f"{claim.source} says epoch {claim.epoch}, position {claim.position} after step "
                 f"{claim.step}; it is epoch {places[0][0]}, position {places[0][1]}",
             )
+
+
+def _token_counts(segments: list[Segment], claims: list[Claim]) -> Iterator[Fault]:
+    """Tokens trained, which are so many a step; of a run whose first steps are not known, nothing."""
+    for claim in claims if segments[0].step == 0 else []:
+        tokens = tokens_at(segments, claim.step)
+        if claim.tokens not in (None, tokens):
+            text = f"{claim.source} says {claim.tokens} tokens after step {claim.step}; it is {tokens}"
+            yield Fault(claim.step, text)
 
 
 def _first_values(segments: list[Segment]) -> list[Fault]:
@@ -98,6 +109,12 @@ class _Hashes:
         self, start: int, step: int, claims: list[Claim], following: list[tuple[int, list[Claim]]]
     ) -> Iterator[Fault]:
         """The steps after `start` up to `step`, of whose chain `claims` say what it is."""
+        if self.known is None:
+            yield Fault(
+                step,
+                f"{claims[0].source} has a data_chain, but lineage.json says that the run began without one: "
+                "a chain cannot begin later",
+            )
         value = None if self.known is None else self._carried(self.known, step)
         if value is not None:
             fitting = {value, self._linked(value, step)}

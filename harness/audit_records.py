@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import checkpoint, lineage
+from harness.config_groups import LoaderConfig
+from harness.config_record import from_dict, to_dict
 from harness.errors import UserError
-from harness.replay import RunRecord, budget_of, is_sha256
+from harness.lineage import Segment
+from harness.replay import RunRecord, budget_of, is_sha256, loader_config
 
 
 class Fault(NamedTuple):
@@ -29,6 +32,7 @@ class Claim(NamedTuple):
     batch_sha256: str | None = None
     epoch: int | None = None
     position: int | None = None
+    tokens: int | None = None
 
 
 @dataclass
@@ -46,14 +50,16 @@ def read_records(run: RunRecord) -> Records:
     """Everything that the run claims up to `run.last`, in order of steps; a torn last line is left out."""
     records = Records()
     rows = list(_rows(run, records))
-    trained = [(source, row) for source, row in rows if "loss" in row]
-    _check_order(run, trained, records)
+    _check_order(run, rows, records)
     records.rows = len(rows)
     records.claims += [_claim(source, row, records) for source, row in rows]
     records.claims += _checkpoints(run, records)
     records.claims.sort(key=lambda claim: claim.step)
     records.last = max((claim.step for claim in records.claims), default=0)
-    _check_gaps(run, {row["step"] for _, row in trained}, records)
+    _check_gaps(run, {row["step"] for _, row in rows if "loss" in row}, records)
+    _check_chained(records)
+    if other := _other_settings(run.config.loader, run.segments[-1]):
+        records.faults.append(Fault(run.segments[-1].step + 1, f"config.yaml says {other}"))
     return records
 
 
@@ -107,22 +113,28 @@ def _claim(source: str, row: dict[str, Any], records: Records) -> Claim:
         return row.get(key)
 
     hashes = {key: value(key, is_sha256(row.get(key)), "SHA-256") for key in ("data_chain", "batch_sha256")}
-    places = {key: value(key, type(row.get(key)) is int, "integer") for key in ("epoch", "position")}
+    counts = ("epoch", "position", "tokens")
+    places = {key: value(key, type(row.get(key)) is int, "integer") for key in counts}
+    if absent := [key for key in counts if row.get(key) is None]:
+        records.faults.append(Fault(row["step"], f"{source} has no {' and no '.join(absent)}"))
     return Claim(row["step"], source, **hashes, **places)
 
 
 def _check_order(run: RunRecord, rows: list[tuple[str, dict[str, Any]]], records: Records) -> None:
-    """The steps of training rows rise, from where the run began; with every batch logged none is missing."""
+    """Steps rise from where the run began, an evaluation after its step; with all logged none is missing."""
     begun = own_start(run)
-    before, hashed, chained = begun, False, True
+    before, hashed, evaluated = begun, False, False
     for source, row in rows:
-        step = row["step"]
-        if step <= begun:
+        step, evaluation = row["step"], "loss" not in row
+        if evaluation and "val_loss" not in row:
+            records.faults.append(Fault(step, f"{source} has neither a loss nor a val_loss"))
+        if step < begun or (step == begun and not evaluation):
             records.faults.append(
                 Fault(step, f"{source} is of step {step}, but the run's own steps begin after {begun}")
             )
-        elif step == before:
-            records.faults.append(Fault(step, f"{source} is a second row of step {step}"))
+        elif step == before and (evaluated or not evaluation):
+            kind = "evaluation" if evaluation else "row"
+            records.faults.append(Fault(step, f"{source} is a second {kind} of step {step}"))
         elif step < before:
             records.faults.append(
                 Fault(step, f"{source}, of step {step}, comes after step {before}: out of order")
@@ -134,14 +146,28 @@ def _check_order(run: RunRecord, rows: list[tuple[str, dict[str, Any]]], records
                     f"{_steps(before + 1, step - 1)} missing before {source}: every step was logged",
                 )
             )
-        if not chained and "data_chain" in row:
-            records.faults.append(
-                Fault(
-                    step,
-                    f"{source} has a data_chain, but the row of step {before} has none: a chain cannot go on",
-                )
-            )
-        before, hashed, chained = max(step, before), "batch_sha256" in row, "data_chain" in row
+        evaluated = evaluation or (evaluated and step <= before)
+        before, hashed = max(step, before), hashed if evaluation else "batch_sha256" in row
+
+
+def _check_chained(records: Records) -> None:
+    """A chain that was broken off cannot go on: whatever comes before one of its values has one, too."""
+    last = max((claim.step for claim in records.claims if claim.data_chain is not None), default=0)
+    known = {fault.step for fault in records.faults}
+    for claim in records.claims:
+        # A resume without the chain makes up for an evaluation of a step that was trained with it.
+        ends = last if "metrics" in claim.source else last + 1
+        if claim.data_chain is None and claim.step < ends and claim.step not in known:
+            text = f"{claim.source} has no data_chain, but what was written up to step {last} has one"
+            records.faults.append(Fault(claim.step, f"{text}: it was taken out"))
+
+
+def _other_settings(loader: LoaderConfig, segment: Segment) -> str:
+    """Where a config.yaml names another order than the lineage; empty where it does not."""
+    ours, theirs = to_dict(loader), to_dict(loader_config(segment))
+    keys = [key for key in {**theirs, **ours} if key != "prefetch" and ours.get(key) != theirs.get(key)]
+    said = [f"loader.{key}={ours.get(key)}, its lineage {theirs.get(key)}" for key in keys]
+    return ", ".join(said)
 
 
 def _check_gaps(run: RunRecord, logged: set[int], records: Records) -> None:
@@ -193,8 +219,21 @@ def _checkpoints(run: RunRecord, records: Records) -> Iterator[Claim]:
                     f"{segments[-1].metadata_sha256}",
                 )
             )
-        said = {"step": step, "data_chain": saved.trainer.get("data_chain"), "epoch": saved.trainer["epoch"]}
-        yield _claim(name, said | {"position": saved.loader.get("position")}, records)
+        if segments:
+            records.faults += [Fault(step, f"{name}: {text}") for text in _other_cursor(saved, segments[-1])]
+        said = {key: saved.trainer.get(key) for key in ("data_chain", "epoch", "tokens")}
+        yield _claim(name, said | {"step": step, "position": saved.loader.get("position")}, records)
+
+
+def _other_cursor(saved: checkpoint.Checkpoint, segment: Segment) -> Iterator[str]:
+    """What a checkpoint's loader.json and config.yaml say that its lineage does not; the position apart."""
+    expected = segment.cursor | ({"epoch": saved.trainer["epoch"]} if "epoch" in segment.cursor else {})
+    for key in {**expected, **saved.loader}:
+        if key != "position" and saved.loader.get(key) != expected.get(key):
+            yield f"loader.json says {key}={saved.loader.get(key)!r}, its lineage {expected.get(key)!r}"
+    loader = from_dict(saved.config, str(saved.path / checkpoint.CONFIG)).loader
+    if other := _other_settings(loader, segment):
+        yield f"config.yaml says {other}"
 
 
 def _steps(first: int, last: int) -> str:

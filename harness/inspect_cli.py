@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import EXIT_FAILED, EXIT_USER, UserError
-from harness.script_words import parse, run_script
+from harness.script_words import parse, reader_may_leave, run_script
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -155,7 +155,12 @@ def _show_configured(words: list[str]) -> None:
     run_script(read_options)
     line = overrides.split([word for word in words if word not in ours])
     line.overrides = overrides.quote_paths(line.overrides, multirun=line.multirun)
-    run_app("train", lambda cfg: _show_first(cfg, options[0]), line)
+
+    def show(cfg: DictConfig) -> None:
+        with reader_may_leave():
+            _show_first(cfg, options[0])
+
+    run_app("train", show, line)
 
 
 def _show_first(cfg: DictConfig, options: FirstOptions) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import yaml
 from harness.errors import EXIT_AT_ONCE, EXIT_USER, UserError, did_you_mean
 
 T = TypeVar("T")
+_EXIT_PIPE = 141  # 128 + SIGPIPE
 
 
 def parse(argv: list[str], options: type[T], positional: str, what: str) -> tuple[Path, T]:
@@ -49,7 +51,10 @@ def _value(key: str, text: str, hint: Any) -> Any:
         return None
     if str in kinds:
         return text
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = None
     if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
         with contextlib.suppress(ValueError):
             value = float(value)
@@ -65,10 +70,24 @@ def _value(key: str, text: str, hint: Any) -> Any:
     raise UserError(f"{key}={text} must be {wanted}")
 
 
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Exit with 141, like every command, once whoever reads the output has closed it, as `| head` does."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        raise SystemExit(_EXIT_PIPE) from None
+
+
 def run_script(main: Callable[[], None]) -> None:
     """Run a script's main; a user's mistake is one message and exit code 2, Ctrl-C is 130."""
     try:
-        main()
+        with reader_may_leave():
+            main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None

@@ -147,7 +147,8 @@ def write_records(path: Path, data: Path, config: LoaderConfig) -> int:
                 batch = loader.next_batch()
                 chain.add(batch)
                 if step % 10 == 0 or step == steps:
-                    place = {"epoch": 0, "position": batch.cursor["position"]}
+                    tokens = step * config.batch_size * config.seq_len
+                    place = {"epoch": 0, "tokens": tokens, "position": batch.cursor["position"]}
                     metrics.append({"step": step, "loss": 0.0, **place, "data_chain": chain.value()})
     return steps
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.audit import audit
+from harness.audit_cli import report
 from harness.config_groups import (
     BlockShuffleConfig,
     ContrastiveRowsConfig,
@@ -238,6 +240,10 @@ def _without_a_chain(rows: Rows) -> Rows:
     return [{k: v for k, v in row.items() if k != "data_chain" or row["step"] != 4} for row in rows]
 
 
+def _without(row: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in keys}
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -248,9 +254,14 @@ def _without_a_chain(rows: Rows) -> Rows:
         (lambda rows: [*rows, {"loss": 1.0}], r"line 17, after step 12, is not a row"),
         (lambda rows: [{**rows[0], "step": "1"}, *rows[1:]], r"line 1 has step='1'"),
         (lambda rows: [{**rows[0], "data_chain": 5}, *rows[1:]], r"line 1: data_chain=5 is no SHA-256"),
+        (lambda rows: [*rows, rows[-1]], r"line 17 is a second evaluation of step 12"),
+        (lambda rows: [rows[-1], *rows[:-1]], r"line 2, of step 1, comes after step 12: out of order"),
+        (lambda rows: [_without(rows[0], "loss"), *rows[1:]], r"line 1 has neither a loss nor a val_loss"),
+        (lambda rows: [_without(rows[0], "epoch", "position"), *rows[1:]], r"line 1 has no epoch and no pos"),
+        (lambda rows: [rows[0] | {"tokens": 63}, *rows[1:]], r"line 1 says 63 tokens after step 1; it is 64"),
         (lambda rows: rows[:1], r"no row of step 7, which was to be logged \(6 such steps\)"),
         (lambda rows: [], r"no row of step 7, which was to be logged"),
-        (_without_a_chain, r"has a data_chain, but the row of step 4 has none"),
+        (_without_a_chain, r"has no data_chain, but what was written up to step 12 has one"),
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_are_named(
@@ -280,6 +291,53 @@ def test_what_a_checkpoint_says_is_compared(every: Path, tmp_path: Path) -> None
     assert "checkpoints/step-00000004 says epoch 0, position 64" in found[0][1]
     assert "checkpoints/step-00000008 was changed: data_chain" in found[1][1]
     assert "trainer.json has 2 bytes" in found[2][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("loader.json", {"batch_size": 9}, "loader.json says batch_size=9, its lineage 4"),
+        ("loader.json", {"split": "val"}, "loader.json says split='val', its lineage 'train'"),
+        ("loader.json", {"metadata_sha256": "0" * 64}, "loader.json says metadata_sha256="),
+        ("loader.json", {"position": None}, "has no position"),
+        ("trainer.json", {"tokens": 9}, "says 9 tokens after step 8; it is 512"),
+        ("trainer.json", {"data_chain": None}, "has no data_chain, but what was written up to step 12 has"),
+    ],
+)
+def test_nothing_that_a_checkpoint_says_of_the_data_can_be_edited(
+    name: str, values: dict[str, Any], message: str, every: Path, tmp_path: Path
+) -> None:
+    path = _copy(every, tmp_path)
+    _edit_checkpoint(path / "checkpoints/step-00000008", name, **values)
+    ((step, text),) = _found(path)
+    assert step == 8
+    assert message in text
+
+
+def test_a_configuration_of_another_order_than_the_steps_had_is_named(every: Path, tmp_path: Path) -> None:
+    path = _copy(every, tmp_path)
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("mask_boundary: none", "mask_boundary: after"))
+    ((_, text),) = _found(path)
+    assert "config.yaml says loader.mask_boundary=after, its lineage none" in text
+
+
+def test_steps_of_which_nothing_is_claimed_are_not_confirmed(some: Path, tmp_path: Path) -> None:
+    path = _copy(some, tmp_path)
+    shutil.rmtree(path / "checkpoints")
+    edit_rows(path, lambda rows: [*rows[:1], *(_without(row, "data_chain") for row in rows[1:])])
+    result = audit(open_run(path), data_path=str(path.parent / "set"))
+    assert (result.faults, result.unclaimed) == ([], list(range(4, 13)))
+    assert list(report(result))[-1].startswith("confirmed: 3 of 12 steps saw exactly what the run claims")
+
+
+def test_a_chain_without_a_beginning_confirms_nothing(some: Path, tmp_path: Path) -> None:
+    path = _copy(some, tmp_path)
+    shutil.rmtree(path / "checkpoints")
+    record = json.loads((path / "lineage.json").read_text())
+    record["segments"][0]["data_chain"] = None
+    (path / "lineage.json").write_text(json.dumps(record))
+    assert "lineage.json says that the run began without one" in _found(path)[0][1]
 
 
 def _edit_checkpoint(folder: Path, name: str, **values: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -189,6 +190,24 @@ def test_steps_without_a_chain_are_not_called_confirmed(folder: Path, tmp_path: 
     assert code == 0
     assert "unclaimed  4 steps, the first is 9: neither chain nor batch hash" in said
     assert "confirmed: 8 of 12 steps saw exactly what the run claims" in said
+
+
+def test_output_that_nobody_reads_any_more_is_no_error_of_the_run(folder: Path) -> None:
+    """Exit code 1 would say that the batch differs."""
+    data = [f"data.path={folder / 'set'}", "loader.seq_len=16", "loader.batch_size=4"]
+    for script, words in (
+        ("inspect_batch.py", [str(folder / "run"), "step=4"]),
+        ("inspect_batch.py", [*data, "batches=2"]),
+        ("audit_data.py", [str(folder / "run")]),
+    ):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "scripts" / script), *words],
+            stdout=write, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+        os.close(write)
+        assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("script", ["inspect_batch.py", "audit_data.py"])
