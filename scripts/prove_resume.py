@@ -25,12 +25,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from harness.config import get  # noqa: E402
 from tests import helpers_trials as trials  # noqa: E402
 from tests.helpers_exact import evidence, first_difference  # noqa: E402
 from tests.helpers_matrix import LOADERS, STORAGES, Sets  # noqa: E402
@@ -109,6 +110,7 @@ class Process:
     """Runs of `train.py` over a set of its own, below `folder`."""
 
     sets: Sets
+    storage: str
     loader: str
     folder: Path
 
@@ -124,21 +126,20 @@ class Process:
         )
 
     def words(self, path: Path) -> list[str]:
-        config = self.sets.config("npy", self.loader)
-        loader = [
-            f"loader.{key}={getattr(config.loader, key)}"
-            for key in ("seq_len", "batch_size", "stride", "sampling", "window_tokens")
-            if getattr(config.loader, key, None) is not None
-        ]
+        config = self.sets.config(self.storage, self.loader)
+        keys = [f"loader.{key}" for key in ("seq_len", "batch_size", "stride", "sampling", "window_tokens")]
+        keys += ["data.chunk_tokens", "data.compression"]
+        values = {key: value for key in keys if (value := get(config, key)) is not None}
         return [
-            f"hydra.run.dir={path}", f"data.root={self.sets.root}", f"loader={config.loader.name}", *loader,
+            f"hydra.run.dir={path}", f"data.root={self.sets.root}", f"data={config.data.name}",
+            f"loader={config.loader.name}", *(f"{key}={value}" for key, value in values.items()),
             "corpus=text", f"corpus.path={self.sets.folder / 'corpus'}", "corpus.suffixes=[]",
             f"prepare.val_fraction={config.prepare.val_fraction}",
             f"prepare.shard_tokens={config.prepare.shard_tokens}", "prepare.workers=1", "tracker=none",
             "model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.dropout=0.1", "device=cpu",
             f"trainer.max_steps={_PROCESS_STEPS}", "trainer.log_batch_hash=true", "evaluation.interval=20",
             "evaluation.tokens=200", "checkpoint.interval=1000", "checkpoint.keep_last=null",
-            "optimizer.lr=0.03", "trainer.spike_zscore=1.0",
+            "optimizer.lr=0.03",
         ]  # fmt: skip
 
     def finished(self, process: subprocess.Popen[str], code: int) -> None:
@@ -160,7 +161,7 @@ class Process:
         moved = self.sets.folder / "moved"
         os.rename(self.sets.root, moved)
         try:
-            elsewhere = Process(self.sets, self.loader, self.folder / "elsewhere")
+            elsewhere = replace(self, folder=self.folder / "elsewhere")
             tracked = ["tracker=wandb", "tracker.mode=offline"]
             elsewhere.finished(elsewhere.start(f"resume={path}", f"data.root={moved}", *tracked), 0)
         finally:
@@ -169,9 +170,9 @@ class Process:
         return None if found is None else str(found)
 
 
-def prove_process(sets: Sets, loader: str, folder: Path) -> str | None:
+def prove_process(sets: Sets, storage: str, loader: str, folder: Path) -> str | None:
     try:
-        return Process(sets, loader, folder).trial()
+        return Process(sets, storage, loader, folder).trial()
     except trials.Wrong as wrong:
         return str(wrong)
 
@@ -223,7 +224,9 @@ def run_all(folder: Path, storages: list[str], loaders: list[str], *, quick: boo
             with quiet(folder / "stderr"):
                 cells = prove(sets, storage, loader, folder / f"{storage}-{loader}", quick=quick)
             if storage == storages[0] and not quick:
-                cells["process"].add("SIGTERM", prove_process(sets, loader, folder / f"process-{loader}"))
+                cells["process"].add(
+                    "SIGTERM", prove_process(sets, storage, loader, folder / f"process-{loader}")
+                )
             print(f"| {storage} | {loader} | {' | '.join(map(str, cells.values()))} |", flush=True)
             count += sum(cell.count for cell in cells.values())
             for column, cell in cells.items():
