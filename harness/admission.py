@@ -34,7 +34,12 @@ def check(config: TrainConfig, path: Path, found: Found) -> None:
     saved = found.saved
     if saved is not None and saved.run_dir == path:
         steps = checkpoint.complete_steps(path)
-        newest = max(step for step in steps if checkpoint.step_dir(path, step) not in found.damaged)
+        newest = max((s for s in steps if checkpoint.step_dir(path, s) not in found.damaged), default=None)
+        if newest != saved.step and config.resume == "auto":
+            raise UserError(
+                f"{shown(path)}: the newest checkpoint was step {saved.step} and is now step {newest}: "
+                "another process goes on with this run. Wait for it, then give the same command again"
+            )
         if newest != saved.step:
             raise UserError(
                 f"{shown(saved.path)} is not the newest checkpoint of its run, step {newest} is: going on "
@@ -42,6 +47,8 @@ def check(config: TrainConfig, path: Path, found: Found) -> None:
                 "hydra.run.dir=FOLDER"
             )
         return
+    if (path / "checkpoints").exists() and not (path / "checkpoints").is_dir():
+        raise UserError(f"{shown(path / 'checkpoints')} is no folder: no step could be saved. Move it away")
     if not run_dir.holds_a_run(path):
         return
     steps, begun = checkpoint.complete_steps(path), checkpoint.incomplete_steps(path)

@@ -6,7 +6,6 @@ aside under another name once the run really goes on; a checkpoint that was itse
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from harness.checkpoint import Checkpoint
 from harness.commands import shown
 from harness.config import TrainConfig
 from harness.errors import UserError
-from harness.files import fsync_dir, write_atomic
+from harness.files import write_atomic
 
 _LATEST = "latest"
 
@@ -36,7 +35,7 @@ def find(config: TrainConfig, path: Path) -> Found:
     if config.resume is None or (config.resume == "auto" and not checkpoint.complete_steps(path)):
         return Found(None, {})
     if config.resume != "auto":
-        return Found(checkpoint.open_checkpoint(checkpoint.find(Path(os.path.abspath(config.resume)))), {})
+        return Found(checkpoint.open_checkpoint(find_named(config.resume)), {})
     damaged: dict[Path, str] = {}
     incomplete = [int(name.removeprefix("step-")) for name in checkpoint.incomplete_steps(path)]
     for step in sorted([*checkpoint.complete_steps(path), *incomplete], reverse=True):
@@ -56,10 +55,31 @@ def find(config: TrainConfig, path: Path) -> Found:
     )
 
 
+def find_named(word: str) -> Path:
+    """The checkpoint that `resume=PATH` means: PATH, or the newest of a run directory.
+
+    Raises `UserError` where there is none, and where a newer step of the run lost its index: an older one is
+    not taken for it in silence.
+    """
+    path = Path(os.path.abspath(os.path.expanduser(word)))
+    folder = checkpoint.find(path)
+    if folder.parent.parent != path:
+        return folder
+    newer = [name for name in checkpoint.incomplete_steps(folder.parent.parent) if name > folder.name]
+    if newer:
+        raise UserError(
+            f"{shown(folder.parent / newer[-1])} has no checkpoint.json, which is written last: it is "
+            f"damaged, and the newest complete checkpoint is {folder.name}. Put the file back; or go on from "
+            "the older one, and keep the damaged one beside it: "
+            f"resume=auto hydra.run.dir={shown(folder.parent.parent)}"
+        )
+    return folder
+
+
 def report(found: Found) -> list[str]:
     """A line for each checkpoint that is not used, with what is wrong with it, and for rows that are lost."""
     lines = [
-        f"damaged and not used, kept as {shown(_aside(folder))}: {problem}"
+        f"damaged and not used, kept as {shown(checkpoint.aside(folder))}: {problem}"
         for folder, problem in found.damaged.items()
     ]
     if found.saved is not None and not (metrics := found.saved.run_dir / "metrics.jsonl").exists():
@@ -73,8 +93,7 @@ def report(found: Found) -> list[str]:
 def set_aside(found: Found) -> None:
     """Rename the damaged checkpoints, oldest first, and point `latest` at the one that is used."""
     for folder in reversed(found.damaged):
-        os.rename(folder, _aside(folder))
-        fsync_dir(folder.parent)
+        checkpoint.set_aside(folder)
 
 
 def mend_latest(saved: Checkpoint) -> None:
@@ -89,9 +108,3 @@ def latest_names(saved: Checkpoint) -> bool:
         return (saved.path.parent / _LATEST).read_text().strip() == saved.path.name
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _aside(folder: Path) -> Path:
-    """`step-N.damaged`, or with a number where there is one already."""
-    names = (folder.with_name(f"{folder.name}.damaged{i or ''}") for i in itertools.count())
-    return next(name for name in names if not name.exists())

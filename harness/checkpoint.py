@@ -10,6 +10,8 @@ writes them. torch is imported only where tensors are read, so finding a checkpo
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ from harness.checkpoint_files import (
     read_trainer,
 )
 from harness.errors import UserError
+from harness.files import fsync_dir
 
 if TYPE_CHECKING:
     import torch
@@ -125,6 +128,18 @@ def incomplete_steps(run_dir: Path) -> list[str]:
     return sorted(match[0] for match in names if int(match[1]) not in complete)
 
 
+def aside(folder: Path) -> Path:
+    """Where a damaged step is kept: `step-N.damaged`, or with a number where there is one already."""
+    names = (folder.with_name(f"{folder.name}.damaged{i or ''}") for i in itertools.count())
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def set_aside(folder: Path) -> None:
+    """Give what is no checkpoint, and yet has the name of one, another name."""
+    os.rename(folder, aside(folder))
+    fsync_dir(folder.parent)
+
+
 def is_newest(path: Path) -> bool:
     """Whether a checkpoint is the newest complete one of its run directory."""
     steps = complete_steps(path.parent.parent)
@@ -139,7 +154,7 @@ def find(path: Path, key: str = "resume") -> Path:
             f"{key}={path} {what}. Give a run directory, or one of its checkpoints/step-N folders."
         )
     if (path / INDEX).is_file():
-        return path
+        return path.resolve() if path.is_symlink() else path  # its run is where it lies
     steps = complete_steps(path)
     if steps:
         return step_dir(path, steps[-1])

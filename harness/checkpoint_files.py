@@ -37,6 +37,7 @@ _OPTIONAL_TRAINER_KEYS: dict[str, tuple[type, ...]] = {
     "init_from": (dict, type(None)),
     "reference_sha256": (str, type(None)),
     "data_changes": (list,),
+    "val_step": (int, type(None)),
     "lineage": (list,),
     "data_chain": (str, type(None)),
 }

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from harness.checkpoint import step_dir
+from harness.checkpoint import set_aside, step_dir
 from harness.checkpoint_files import (
     CONFIG,
     FILES,
@@ -91,10 +91,14 @@ def write(
 
 
 def _make_room(temporary: Path, target: Path) -> None:
-    """An empty folder `temporary`, and nothing at `target`; what a killed writer left there goes."""
-    for leftover in (temporary, target):  # without an index it is no checkpoint
-        if leftover.exists():
-            shutil.rmtree(leftover)
+    """An empty folder `temporary`, and nothing at `target`.
+
+    What a killed writer left goes; a step without its index, which no writer leaves, gets another name.
+    """
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    if os.path.lexists(target):
+        set_aside(target)
     if not target.parent.is_dir():
         target.parent.mkdir()
         fsync_dir(target.parent.parent)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from harness import incidents
+from harness.commands import shown
 from harness.data_chain import batch_sha256
 from harness.errors import RunFailed
 from harness.incidents import batch_in_words, look_command, numbers_in_words
@@ -148,14 +149,15 @@ class Guard:
     def _stop(self, taken: _Taken, row: dict[str, Any]) -> NoReturn:
         self._pending.clear()
         skips = 0 if self._stops else self._skips
+        where = f"Written to {shown(self.run_dir / incidents.FILE)}"
         try:
             self.finish_saving()
             keep = incidents.good_steps(self.run_dir, row, skips)
             incidents.append(self.run_dir, row | {"action": "stop", "keep": keep})
         except Exception as error:  # a full disk must not hide what happened first
-            log.error("%s: %s", self.run_dir / incidents.FILE, error)
+            where = f"It could not be written to {shown(self.run_dir / incidents.FILE)}: {error}"
         lr, cursor = self.config.optimizer.lr, taken.batch.cursor
-        self._failed = RunFailed(incidents.stop_in_words(self.run_dir, row, cursor, lr, skips))
+        self._failed = RunFailed(incidents.stop_in_words(self.run_dir, row, cursor, lr, skips, where))
         raise self._failed
 
     def _on_spike(self, taken: _Taken, row: dict[str, Any], spike: Spike) -> None:

@@ -26,7 +26,8 @@ def progress_of(saved: Checkpoint | None) -> Progress:
     """Where the checkpoint stands; the start where there is none."""
     if saved is None:
         return Progress()
-    return Progress(**{field.name: saved.trainer[field.name] for field in fields(Progress)})
+    names = [field.name for field in fields(Progress) if field.name in saved.trainer]
+    return Progress(**{name: saved.trainer[name] for name in names})
 
 
 def chain_start(config: TrainConfig, data: Data, saved: Checkpoint | None) -> str | None:

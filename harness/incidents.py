@@ -112,8 +112,13 @@ def good_steps(run_dir: Path, row: dict[str, Any], skips: int) -> list[int]:
     return [step for step in checkpoint.complete_steps(run_dir) if step < row["step"] - skips]
 
 
-def stop_in_words(run_dir: Path, row: dict[str, Any], cursor: dict[str, Any], lr: float, skips: int) -> str:
-    """What a person needs to know when a run stops at `row`, after `skips` skipped steps."""
+def stop_in_words(
+    run_dir: Path, row: dict[str, Any], cursor: dict[str, Any], lr: float, skips: int, where: str
+) -> str:
+    """What a person needs to know when a run stops at `row`, after `skips` skipped steps.
+
+    `where`: whether the row could be written.
+    """
     ways = [override("optimizer.lr", float(f"{lr / 2:.3g}"))]
     if skips == 0:
         ways.insert(0, "trainer.on_nonfinite=skip")
@@ -129,8 +134,7 @@ def stop_in_words(run_dir: Path, row: dict[str, Any], cursor: dict[str, Any], lr
     return "\n".join(
         [
             f"step {row['step']}: {numbers_in_words(row)}, at {batch_in_words(row, cursor)}.{before}",
-            "The step was not taken: such a gradient makes every weight NaN. "
-            f"Written to {shown(run_dir / FILE)}.",
+            f"The step was not taken: such a gradient makes every weight NaN. {where}.",
             on,
             *(f"  {way}" for way in ways),
             "Look at the batch:",

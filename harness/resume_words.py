@@ -7,14 +7,13 @@ it is.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from harness import checkpoint, overrides
+from harness import auto_resume, checkpoint, overrides
 from harness.commands import shown
 from harness.config import PATH_KEYS
 from harness.errors import UserError
@@ -39,7 +38,7 @@ def prepare(line: CommandLine) -> CommandLine:
             return CommandLine(line.flags, [*_without_resume(line.overrides), "resume=auto"])
         # Which checkpoint is whole shows when their files are read, and all have the same words.
         return _replayed(line, target, ["resume=auto"])
-    path = checkpoint.find(Path(os.path.abspath(os.path.expanduser(word))))
+    path = auto_resume.find_named(word)
     run_dir, words = path.parent.parent, [f"resume={overrides.quote(str(path))}"]
     if target is None and checkpoint.is_newest(path) and not _reorders(line):
         words.append(f"hydra.run.dir={overrides.quote(str(run_dir))}")

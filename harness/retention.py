@@ -6,13 +6,13 @@ checkpoint and its trainer.json names this run and the folder's step.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from harness import incidents
 from harness.checkpoint import checkpoints_dir, complete_steps, step_dir
@@ -26,16 +26,14 @@ _LEFT_FOLDER = re.compile(r"step-\d{8,}\.tmp|\.step-\d{8,}\.removed")  # of a wr
 _LEFT_FILE = re.compile(r"\..+\.\d+\.tmp")  # of harness.files.replacing
 
 
-def remove_surplus(
-    run_dir: Path, config: CheckpointConfig, newest: int, run_id: str, best: int | None
-) -> None:
+def remove_surplus(run_dir: Path, config: CheckpointConfig, newest: int, run_id: str) -> None:
     """Remove what `config` does not keep, oldest first; only after the step `newest` is on disk.
 
-    `best` is the step of the best validation loss so far. Raises `OSError` where a removal failed, after the
-    others, and `UserError` where the incidents that keep some cannot be read.
+    Raises `OSError` where a removal failed, after the others, and `UserError` where the incidents that keep
+    some cannot be read.
     """
     failed = None
-    for step in surplus(run_dir, config, newest, run_id, best):
+    for step in surplus(run_dir, config, newest, run_id):
         try:
             _remove(step_dir(run_dir, step))
         except OSError as error:
@@ -44,21 +42,32 @@ def remove_surplus(
         raise failed
 
 
-def surplus(run_dir: Path, config: CheckpointConfig, newest: int, run_id: str, best: int | None) -> list[int]:
+def surplus(run_dir: Path, config: CheckpointConfig, newest: int, run_id: str) -> list[int]:
     """The steps that may go, ascending."""
     if config.keep_last is None:
         return []
     kept = incidents.kept_steps(run_dir) | {newest}
     if skipped := incidents.skips_before(run_dir, newest):  # should that end in a stop, here is the way back
         kept |= set([step for step in complete_steps(run_dir) if step <= newest - skipped][-1:])
-    if config.keep_best and best is not None:
-        kept.add(best)
-    own = (
-        step for step in reversed(complete_steps(run_dir)) if _is_own(step_dir(run_dir, step), step, run_id)
-    )
-    older = itertools.islice(own, config.keep_last, None)
+    own = _own(run_dir, run_id)
+    if config.keep_best:
+        kept |= _best(own)
+    older = sorted(own)[: -config.keep_last]
     every = config.keep_every
-    return sorted(step for step in older if step not in kept and (every is None or step % every))
+    return [step for step in older if step not in kept and (every is None or step % every)]
+
+
+def _best(own: dict[int, dict[str, Any]]) -> set[int]:
+    """Of the checkpoints whose step was evaluated, the one of the smallest loss, the first of equal ones.
+
+    The best loss of all may be of a step that was not saved; then its checkpoint is not to be had.
+    """
+    losses = {
+        step: trainer["val_loss"]
+        for step, trainer in own.items()
+        if trainer.get("val_step") == step and isinstance(trainer.get("val_loss"), float)
+    }
+    return {min(losses, key=lambda step: (losses[step], step))} if losses else set()
 
 
 def clean_leftovers(run_dir: Path) -> list[Path]:
@@ -96,12 +105,18 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(going)
 
 
-def _is_own(folder: Path, step: int, run_id: str) -> bool:
-    try:
-        names = {path.name for path in folder.iterdir()}
-        trainer = json.loads((folder / TRAINER).read_bytes())
-    except (OSError, ValueError):
-        return False
-    if folder.is_symlink() or names != {*FILES, INDEX} or not isinstance(trainer, dict):
-        return False
-    return bool(trainer.get("run_id") == run_id and trainer.get("step") == step)
+def _own(run_dir: Path, run_id: str) -> dict[int, dict[str, Any]]:
+    """The checkpoints that the run wrote: what trainer.json says of each, by step."""
+    found = {}
+    for step in complete_steps(run_dir):
+        folder = step_dir(run_dir, step)
+        try:
+            names = {path.name for path in folder.iterdir()}
+            trainer = json.loads((folder / TRAINER).read_bytes())
+        except (OSError, ValueError):
+            continue
+        if folder.is_symlink() or names != {*FILES, INDEX} or not isinstance(trainer, dict):
+            continue
+        if trainer.get("run_id") == run_id and trainer.get("step") == step:
+            found[step] = trainer
+    return found

@@ -173,9 +173,7 @@ class Saver:
         the next save, and so no removal after it.
         """
         try:
-            retention.remove_surplus(
-                self._run_dir, self._config, trainer["step"], trainer["run_id"], trainer["best_step"]
-            )
+            retention.remove_surplus(self._run_dir, self._config, trainer["step"], trainer["run_id"])
         except (OSError, UserError) as error:
             self._say_once(f"older checkpoints could not be removed: {error}")
 

@@ -49,6 +49,7 @@ class Progress:
     """Where a run is: what a checkpoint's trainer.json holds, beside what identifies the run.
 
     `tokens`: `batch_size * seq_len` a step, padding included; a pair of rows counts as one sequence.
+    `val_loss` is the validation loss of step `val_step`.
     """
 
     step: int = 0
@@ -56,6 +57,7 @@ class Progress:
     tokens: int = 0
     elapsed_s: float = 0.0
     val_loss: float | None = None
+    val_step: int | None = None
     best_val_loss: float | None = None
     best_step: int | None = None
 
@@ -64,7 +66,7 @@ class Progress:
 
         A checkpoint says null where it is no number; the row in metrics.jsonl says which.
         """
-        self.val_loss = loss if math.isfinite(loss) else None
+        self.val_loss, self.val_step = (loss if math.isfinite(loss) else None), self.step
         if math.isfinite(loss) and (self.best_val_loss is None or loss < self.best_val_loss):
             self.best_val_loss, self.best_step = loss, self.step
 

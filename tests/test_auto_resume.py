@@ -183,6 +183,42 @@ def test_a_damaged_checkpoint_that_is_named_is_refused(folder: Path, path: Path)
     assert everything(path) == before
 
 
+def test_a_newer_step_that_lost_its_index_is_not_passed_over_in_silence(folder: Path, path: Path) -> None:
+    (path / "checkpoints/step-00000012/checkpoint.json").unlink()
+    before = everything(path)
+    config = auto(folder, trainer__max_steps=20)
+    config.resume = str(path)
+    with pytest.raises(
+        UserError, match=r"step-00000012 has no checkpoint\.json.* newest complete .*step-00000008"
+    ):
+        run(config, path)
+    assert everything(path) == before
+
+    config.resume = str(checkpoint.step_dir(path, 8))  # said by name, the older one is taken
+    run(config, path)
+    aside = path / "checkpoints/step-00000012.damaged"
+    assert weights(path, 12) == weights(folder / "run", 12) == (aside / "model.safetensors").read_bytes()
+
+
+def test_a_checkpoint_may_be_named_by_a_link_to_it(folder: Path, path: Path, tmp_path: Path) -> None:
+    (tmp_path / "best").symlink_to(checkpoint.step_dir(path, 12))
+    config = auto(folder, trainer__max_steps=13)
+    config.resume = str(tmp_path / "best")
+    run(config, path)
+    assert checkpoint.complete_steps(path)[-1] == 13
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_refused_before_training(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "fresh"
+    path.mkdir()
+    (path / "checkpoints").write_text("")
+    with pytest.raises(UserError, match="is no folder: no step could be saved"):
+        run(auto(folder), path)
+    assert [p.name for p in path.iterdir()] == ["checkpoints"]
+
+
 def test_a_run_without_a_whole_checkpoint_is_not_started_over(folder: Path, path: Path) -> None:
     for step in (4, 8, 12):
         (checkpoint.step_dir(path, step) / "loader.json").write_text("{}")

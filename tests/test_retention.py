@@ -21,10 +21,13 @@ from tests.helpers_runs import rows, run, tiny_config, write_text_set
 
 
 def saved(path: Path, steps: range, best: int | None = None, **config: Any) -> list[int]:
-    """The steps that are left of a run that saved `steps`."""
+    """The steps that are left of a run that saved `steps`, and evaluated each where `best` is the best."""
     saver = Saver(path, CheckpointConfig(**config))
     for step in steps:
-        saver.save(parts(step, best_step=best if best is not None and best <= step else None))
+        evaluated: dict[str, Any] = (
+            {} if best is None else {"val_step": step, "val_loss": 1.0 if step == best else 2.0}
+        )
+        saver.save(parts(step, **evaluated))
     saver.finish()
     return complete_steps(path)
 
@@ -50,12 +53,13 @@ def test_the_newest_the_multiples_and_the_best_stay(
         assert open_checkpoint(step_dir(tmp_path, step)).step == step
 
 
-def test_a_best_step_without_a_checkpoint_keeps_nothing_in_its_place(tmp_path: Path) -> None:
+def test_the_best_is_one_of_those_that_were_evaluated_and_saved(tmp_path: Path) -> None:
+    """The loss that a checkpoint holds may be that of a step before it."""
     saver = Saver(tmp_path, CheckpointConfig(keep_last=1))
-    for step in (2, 4, 6):
-        saver.save(parts(step, best_step=3))
+    for step, val_step, val_loss in ((2, None, None), (4, 4, 3.0), (6, 5, 1.0), (8, 8, 2.0), (10, 10, 2.5)):
+        saver.save(parts(step, val_step=val_step, val_loss=val_loss, best_val_loss=1.0, best_step=5))
     saver.finish()
-    assert complete_steps(tmp_path) == [6]
+    assert complete_steps(tmp_path) == [8, 10]
 
 
 def test_nothing_is_removed_that_the_run_did_not_write(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_a_folder_that_may_not_be_removed_is_said_and_the_run_goes_on(
 ) -> None:
     saved(tmp_path, range(1, 3), keep_last=None)
     with unwritable(tmp_path / "checkpoints"), pytest.raises(OSError, match="Permission denied"):
-        retention.remove_surplus(tmp_path, CheckpointConfig(keep_last=1), 2, "ours", None)
+        retention.remove_surplus(tmp_path, CheckpointConfig(keep_last=1), 2, "ours")
     assert {1, 2} <= {open_checkpoint(step_dir(tmp_path, step)).step for step in (1, 2)}
     (tmp_path / "checkpoints" / ".step-00000001.removed").write_text(
         "a file where the removal wants a folder"
@@ -131,7 +135,7 @@ def test_a_removal_that_is_killed_leaves_nothing_that_looks_like_a_checkpoint(
         with monkeypatch.context() as patch:
             patch.setattr(module, name, killed)
             with pytest.raises(KeyboardInterrupt):
-                retention.remove_surplus(path, CheckpointConfig(keep_last=1), 2, "ours", None)
+                retention.remove_surplus(path, CheckpointConfig(keep_last=1), 2, "ours")
         for step in complete_steps(path):
             assert open_checkpoint(step_dir(path, step)).step == step
         assert complete_steps(path) == ([1, 2] if name == "rename" else [2])
