@@ -28,8 +28,8 @@ usage: audit_data.py RUN [key=value ...]   a run directory, also of a run that i
 
 Compared are the data chain and the batch hashes of all rows of metrics.jsonl, positions, epochs and tokens,
 and the same of every checkpoint that is there; of a branch the steps that it inherited, too.
-Exit code 0: all is as claimed (steps that nothing is claimed of are counted beside it); 1: it is not, and the
-first such step is named; 2: nothing to audit."""
+Exit code 0: all is as claimed (of a run with trainer.data_chain=false, what is claimed); 1: it is not, and
+the first such step is named, or steps lack the chain that the run is to keep; 2: nothing to audit."""
 
 _SHOWN = 10  # differences
 _LINE_SECONDS = 10.0  # between lines of progress that no terminal overwrites
@@ -71,7 +71,12 @@ def _main(words: list[str]) -> None:
         )
     for line in report(result):
         print(line)
-    raise SystemExit(EXIT_FAILED if result.faults else 0)
+    raise SystemExit(EXIT_FAILED if result.faults or _lacks_chain(result) else 0)
+
+
+def _lacks_chain(result: Audit) -> bool:
+    """Whether steps have no chain although the run is to keep one: it may have been taken out."""
+    return bool(result.unclaimed) and result.run.config.trainer.data_chain
 
 
 def report(result: Audit) -> Iterator[str]:
@@ -109,7 +114,8 @@ def report(result: Audit) -> Iterator[str]:
         yield f"not confirmed: {first} ({took})"
     else:
         claimed = records.last - len(result.unclaimed)
-        yield f"confirmed: {claimed:,} of {records.last:,} steps saw exactly what the run claims ({took})"
+        words = "not confirmed as a whole, only" if _lacks_chain(result) else "confirmed:"
+        yield f"{words} {claimed:,} of {records.last:,} steps saw exactly what the run claims ({took})"
 
 
 def _history(segments: list[Segment], result: Audit) -> Iterator[str]:

@@ -189,7 +189,13 @@ def test_steps_without_a_chain_are_not_called_confirmed(folder: Path, tmp_path: 
     code, said = call(audit_cli.main, path)
     assert code == 0
     assert "unclaimed  4 steps, the first is 9: neither chain nor batch hash" in said
-    assert "confirmed: 8 of 12 steps saw exactly what the run claims" in said
+    assert "\nconfirmed: 8 of 12 steps saw exactly what the run claims" in said
+
+    settings = path / "config.yaml"
+    settings.write_text(settings.read_text().replace("data_chain: false", "data_chain: true"))
+    code, said = call(audit_cli.main, path)
+    assert code == 1  # the run is to keep a chain, and has none: it may have been taken out
+    assert "not confirmed as a whole, only 8 of 12 steps" in said
 
 
 def test_output_that_nobody_reads_any_more_is_no_error_of_the_run(folder: Path) -> None:
