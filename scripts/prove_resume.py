@@ -32,6 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from harness.config import get  # noqa: E402
+from harness.errors import EXIT_AT_ONCE  # noqa: E402
 from tests import helpers_trials as trials  # noqa: E402
 from tests.helpers_exact import evidence, first_difference  # noqa: E402
 from tests.helpers_matrix import LOADERS, STORAGES, Sets  # noqa: E402
@@ -205,7 +206,10 @@ def main() -> None:
             parser.error(f"{', '.join(unknown)}: choose from {', '.join(known)}")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="prove-resume-", dir=options.folder) as folder:
-        wrong = run_all(Path(folder), storages, loaders, quick=options.quick)
+        try:
+            wrong = run_all(Path(folder), storages, loaders, quick=options.quick)
+        except KeyboardInterrupt:
+            raise SystemExit(EXIT_AT_ONCE) from None
     print(f"\n{time.monotonic() - began:.0f} s")
     if wrong:
         raise SystemExit("\n".join(wrong))

@@ -77,23 +77,27 @@ class Course:
         return self.sets.config(self.storage, self.loader, **settings)
 
     def _straight(self) -> Evidence:
-        run(self.config(), self.folder / "straight")
+        self.go(self.folder / "straight")
         return evidence(self.folder / "straight")
 
     def go(self, path: Path, stop: Stop | None = None, **changes: Any) -> Outcome:
-        """Start or go on in `path` until `stop`, or to the end."""
+        """Start or go on in `path` until `stop`, or to the end.
+
+        A run takes every signal as its own: one that `stop` has not sent was meant for all of us.
+        """
         goes_on = {"resume": str(path)} if checkpoint.complete_steps(path) else {}
         config = self.config(**{**goes_on, **changes})
-        if stop is None:
-            return run(config, path)
-        with stop.watching():
-            try:
+        try:
+            with contextlib.nullcontext() if stop is None else stop.watching():
                 outcome = run(config, path)
-            except SystemExit as ended:  # before the loop, where nothing has to be saved
-                if ended.code != EXIT_STOPPED:
-                    raise
-                outcome = Outcome(path, checkpoint.complete_steps(path)[-1], None, stopped=True)
-        if not stop.sent:
+        except SystemExit as ended:  # before the loop, where nothing has to be saved
+            if ended.code != EXIT_STOPPED:
+                raise
+            outcome = Outcome(path, max(checkpoint.complete_steps(path), default=0), None, stopped=True)
+        sent = stop is not None and stop.sent
+        if outcome.stopped and not sent:
+            raise KeyboardInterrupt
+        if stop is not None and not sent:
             raise Wrong(f"no line '{stop.words}' to stop at")
         return outcome
 
