@@ -14,7 +14,10 @@ from tests.helpers_matrix import LOADERS, STORAGES, Sets
 from tests.helpers_trials import Course, trial
 from tests.helpers_wrongs import WRONGS
 
-PAIRS = [(storage, loader) for storage in STORAGES for loader in LOADERS]
+# Every loader with npy, and with one of the other storages in turn.
+_OTHERS = [storage for storage in STORAGES if storage != "npy"]
+PAIRS = [("npy", loader) for loader in LOADERS]
+PAIRS += [(_OTHERS[number % len(_OTHERS)], loader) for number, loader in enumerate(LOADERS)]
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +34,11 @@ def course(sets: Sets, tmp_path_factory: pytest.TempPathFactory) -> Course:
 def looked_at(sets: Sets, tmp_path_factory: pytest.TempPathFactory) -> Course:
     """Evaluated at every step."""
     folder = tmp_path_factory.mktemp("looked_at")
-    return Course(sets, "npy", "contrastive_rows", folder, trials.LOOKED_AT)
+    return Course(sets, "npy", "padded_rows", folder, trials.LOOKED_AT)
 
 
 @pytest.mark.parametrize("number", range(len(PAIRS)), ids=["-".join(pair) for pair in PAIRS])
-def test_resume_is_bit_exact_for_every_storage_and_loader(number: int, sets: Sets, tmp_path: Path) -> None:
+def test_resume_is_bit_exact(number: int, sets: Sets, tmp_path: Path) -> None:
     """Each place of a stop has its turn, with npy each way to resume as well."""
     storage, loader = PAIRS[number]
     places, ways = [*trials.PLACES.values()], [*trials.WAYS.values()]
