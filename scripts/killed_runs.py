@@ -26,7 +26,7 @@ from harness.tracking.jsonl import read_rows
 REPOSITORY = Path(__file__).resolve().parents[1]
 KEEP_LAST = 2
 MODELS = {"50mb": (4, 528), "small": (1, 32)}  # layers and width
-_SECONDS = 120
+_SECONDS = 300
 _TIMES = {"tokens_per_s", "data_wait_ms", "mfu"}  # what may differ between two equal runs
 _OF_THE_PLACE = {"elapsed_s", "run_id", "parent", "lineage"}
 _STEP = re.compile(r"^step (\d+)/\d+ \|", re.MULTILINE)
@@ -122,13 +122,16 @@ class Attempt:
     def wait_until(self, condition: Callable[[], object]) -> bool:
         """Wait for the condition; False where the process ended before."""
         deadline = time.monotonic() + _SECONDS
-        while not condition():
-            if self.process.poll() is not None:
-                return bool(condition())
-            if time.monotonic() > deadline:
-                self.kill(whole_group=True)
-                raise SystemExit(f"nothing happened for {_SECONDS} s; the run's output:\n{self.said()}")
-            time.sleep(0.003)
+        try:
+            while not condition():
+                if self.process.poll() is not None:
+                    return bool(condition())
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"nothing happened for {_SECONDS} s; the run's output:\n{self.said()}")
+                time.sleep(0.003)
+        except BaseException:  # whoever stops the proof stops what it has started
+            self.kill(whole_group=True)
+            raise
         return True
 
     def logs_more_than(self, steps: int) -> bool:

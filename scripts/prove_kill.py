@@ -24,6 +24,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -297,6 +298,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", default=tempfile.gettempdir())
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # unmounts, too
     with tempfile.TemporaryDirectory(prefix="prove-kill-", dir=options.folder) as folder:
         tallies = prove(
             Course(Path(folder).resolve(), options.model, options.steps, not options.synchronous), options
