@@ -203,7 +203,8 @@ def calls_of_one_save(chain: Chain) -> list[Call]:
 
 def kill_at_call(chain: Chain, call: Call) -> bool:
     """Whether the process came to this call in its first save, and was killed there."""
-    path = call.path_at(*chain.go_to_save())
+    new, old = chain.go_to_save()
+    path = call.path_in(chain.run_dir, new, old)
     attempt = chain.attempt(killed_at(call.name, call.number, chain.course.command(chain.run_dir), path))
     attempt.saves(2)
     hit = was_killed(attempt.process.poll())

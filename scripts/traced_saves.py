@@ -21,8 +21,8 @@ TRACED = ",".join(["write", *_KINDS])
 class Call:
     """The `number`-th call of this name on this path by one thread.
 
-    In the path `@NEW@` stands for the step that is saved, `@OLD@` for the one that is removed after it, and
-    `@PID@` for the process.
+    The path is below the run directory. `@NEW@` in it stands for the step that is saved, `@OLD@` for the one
+    that is removed after it, `@PID@` for the process.
     """
 
     name: str
@@ -33,9 +33,10 @@ class Call:
     def kind(self) -> str:
         return _KINDS[self.name]
 
-    def path_at(self, new: int, old: int) -> str:
-        """The path where step `new` is saved, and `old` is the oldest that goes."""
-        return self.path.replace("@NEW@", f"{new:08d}").replace("@OLD@", f"{old:08d}")
+    def path_in(self, run_dir: Path, new: int, old: int) -> str:
+        """The path where step `new` of a run is saved, and `old` is the oldest that goes."""
+        path = self.path.replace("@NEW@", f"{new:08d}").replace("@OLD@", f"{old:08d}")
+        return str(run_dir / path)
 
 
 def read_trace(path: Path, pid: int) -> str:
@@ -74,9 +75,10 @@ def calls_of_save(trace: str, run_dir: Path, new: int, old: int) -> list[Call]:
         if name not in _KINDS:
             continue
         counts[thread, name, where] += 1
-        if has_begun and not (is_over and thread == loop) and f"{where}/".startswith(f"{run_dir}/"):
-            calls.append(Call(name, _with_marks(where, new, old, pid), counts[thread, name, where]))
-    return calls
+        if has_begun and not (is_over and thread == loop) and Path(where).is_relative_to(run_dir):
+            below = str(Path(where).relative_to(run_dir))
+            calls.append(Call(name, _with_marks(below, new, old, pid), counts[thread, name, where]))
+    return list(dict.fromkeys(calls))
 
 
 def _path(words: str) -> str:
