@@ -55,6 +55,7 @@ class Phase:
     words: tuple[str, ...]
     status: str | None = None  # the phase in status.json
     prepares: bool = False  # with a data root of its own
+    writes: bool = False  # a checkpoint, beside that phase
 
 
 PHASES = {
@@ -64,7 +65,7 @@ PHASES = {
     "evaluation": Phase((*_LARGE, "checkpoint.interval=2"), "evaluate"),
     "sampling": Phase((*_LARGE, "checkpoint.interval=2"), "sample"),
     "saving": Phase((*_LARGE, "checkpoint.interval=1", "checkpoint.background=false"), "save"),
-    "saving behind": Phase((*_LARGE, "checkpoint.interval=1", "evaluation.interval=1000"), "save"),
+    "saving beside": Phase((*_LARGE, "checkpoint.interval=1", "evaluation.interval=3"), "train", writes=True),
 }
 
 
@@ -184,7 +185,10 @@ def wait_for_phase(command: Command, phase: Phase, straight: Straight, chance: r
         first = chance.randrange(1, 3)  # not always the first one of its kind
         command.wait_until(lambda: command.status().get("step", 0) >= first)
         command.wait_until(lambda: command.status().get("phase") == phase.status)
-        time.sleep(chance.uniform(0, 0.7 * straight.longest[phase.status]))
+        if phase.writes:
+            command.wait_until(lambda: any(command.run.glob("checkpoints/*.tmp")))
+        else:
+            time.sleep(chance.uniform(0, 0.7 * straight.longest[phase.status]))
     return command.status().get("phase") == phase.status
 
 
