@@ -176,6 +176,7 @@ def check_settings(checkpoint: Checkpoint, config: TrainConfig) -> Changes:
         + (f" ({meanings[key].meaning})" if meanings[key].meaning else "")
         for key, (before, now) in changed.items()
         if key not in _SILENT
+        and not (key.startswith("tracker.") and "tracker.name" in changed.keys() - {key})
     ]
     return Changes(lines, order, not _EVALUATION.isdisjoint(changed))
 
