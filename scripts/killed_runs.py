@@ -82,6 +82,7 @@ class Course:
             "checkpoint.interval": 1,
             "checkpoint.keep_last": KEEP_LAST,
             "checkpoint.background": str(self.background).lower(),
+            "checkpoint.max_failures": 100,  # a full disk is to be ended by a kill
             "evaluation.interval": 5,
             "evaluation.tokens": 64,
             "evaluation.sample_tokens": 4,
