@@ -13,7 +13,7 @@ in the background, that of the save under way. The next process must go on from 
 run that got to its end must equal the undisturbed one bit for bit: weights, optimizer, random state, rows,
 each step once, and no file left over.
 
-Prints a table; exit code 1 where anything was wrong. Linux only; 20 minutes on 2 quiet cores, 1 GB
+Prints a table; exit code 1 where anything was wrong. Linux only; 8 minutes on 2 cores, 1 GB
 of disk.
 """
 
