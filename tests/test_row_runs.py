@@ -83,7 +83,12 @@ def test_old_momentum_moves_nothing_in_a_batch_of_padding(tmp_path: Path) -> Non
     half = [random_rows(20, 17, seed=3), padding(20)]
     data = write_rows(tmp_path / "set", {"train": half, "val": half[:1]}, preparation={"corpus": "stdlib"})
     path = tmp_path / "run"
-    run(row_config(data, batch_size=1, trainer__max_steps=8, checkpoint__interval=1), path)
+    run(
+        row_config(
+            data, batch_size=1, trainer__max_steps=8, checkpoint__interval=1, checkpoint__keep_last=None
+        ),
+        path,
+    )
     losses = [row["loss"] for row in train_rows(path)]
     assert 0 < sum(loss == 0 for loss in losses) < 8
     assert all(math.isfinite(loss) for loss in losses)
