@@ -9,7 +9,7 @@ random moment in it; the phases are long because there is much to do, nothing wa
 
 One signal has to end the process with 75 within 5 s, or within one step and its save; two within 1 s with
 130, or with 75 where nothing had to be saved, or all was before the second one came. The same command,
-`resume=auto`, then has to end with the weights, and the rows of metrics.jsonl, of a run that nobody disturbed.
+`resume=auto`, then has to end with the weights, and the rows of metrics.jsonl, of a run that was left alone.
 Prints one table; exit code 1 where anything was different. Linux only.
 """
 
