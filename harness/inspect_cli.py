@@ -142,7 +142,7 @@ def _compare(run: RunRecord, reader: SegmentReader, step: int, sha256: str) -> i
 def _show_configured(words: list[str]) -> None:
     """The first batches of the set that words of train.py name."""
     from harness import overrides
-    from harness.cli import run_app
+    from harness.hydra_app import run_app
 
     names = FirstOptions.__dataclass_fields__
     ours = [word for word in words if word.partition("=")[0] in names]
@@ -165,8 +165,8 @@ def _show_configured(words: list[str]) -> None:
 
 def _show_first(cfg: DictConfig, options: FirstOptions) -> None:
     from harness import lineage
-    from harness.cli import to_dataclass
     from harness.commands import shown
+    from harness.composition import to_dataclass
     from harness.config import set_directory
     from harness.config_record import to_dict
     from harness.loaders import build_loader

@@ -36,8 +36,9 @@ def main() -> None:
 
 def _verify_configured(words: list[str]) -> None:
     from harness import overrides
-    from harness.cli import run_app, to_dataclass
+    from harness.composition import to_dataclass
     from harness.config import set_directory
+    from harness.hydra_app import run_app
 
     def verify(cfg: DictConfig) -> None:
         _verify_all([set_directory(to_dataclass(cfg))])

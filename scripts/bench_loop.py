@@ -43,7 +43,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.build import assemble, build_learner
-from harness.cli import config_dir, register, to_dataclass
+from harness.composition import config_dir, register, to_dataclass
 from harness.config import TrainConfig, set_directory
 from harness.data_setup import open_data
 from harness.errors import UserError

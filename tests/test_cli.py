@@ -232,7 +232,7 @@ def test_scripts_answer_a_wrong_word(one: Path, tmp_path: Path) -> None:
 def test_every_experiment_composes_and_shows_its_command() -> None:
     from hydra import compose, initialize_config_dir
 
-    from harness.cli import config_dir, register, to_dataclass
+    from harness.composition import config_dir, register, to_dataclass
 
     register()
     names = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]

@@ -34,7 +34,7 @@ def test_flags_and_overrides_are_told_apart() -> None:
 def test_hydra_reads_a_quoted_path_back_as_it_was(path: str) -> None:
     from hydra import compose, initialize_config_dir
 
-    from harness.cli import config_dir, register
+    from harness.composition import config_dir, register
 
     (word,) = overrides.quote_paths([f"data.path={path}"], multirun=False)
     register()

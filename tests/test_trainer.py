@@ -209,7 +209,7 @@ def test_default_config_is_the_one_the_files_describe() -> None:
     """Dataclass defaults are what tests and libraries get; the YAML files are what people read."""
     from hydra import compose, initialize_config_dir
 
-    from harness.cli import config_dir, register, to_dataclass
+    from harness.composition import config_dir, register, to_dataclass
 
     register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):

@@ -7,7 +7,8 @@ import sys
 from omegaconf import DictConfig
 
 from harness import overrides
-from harness.cli import run_app, to_dataclass
+from harness.composition import to_dataclass
+from harness.hydra_app import run_app
 
 
 def main() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from harness import overrides
-from harness.cli import run_app, to_dataclass
 from harness.commands import shown
+from harness.composition import to_dataclass
 from harness.errors import EXIT_DONE, EXIT_USER
+from harness.hydra_app import run_app
 
 _HELP = """\
 Write a prepared set in another storage: the same tokens, shards and content_sha256, nothing tokenised again.

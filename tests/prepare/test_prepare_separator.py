@@ -14,8 +14,8 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.cli import config_dir, register, to_dataclass
 from harness.commands import override, shell_word
+from harness.composition import config_dir, register, to_dataclass
 from harness.config_groups import CorpusConfig
 from harness.errors import UserError
 from harness.escapes import escape, unescape

@@ -1,0 +1,127 @@
+"""A command that Hydra composes: its outcome becomes an exit code, its mistakes become our words.
+
+torch, wandb and h5py are imported only once a configuration is known to be good, so `--help`, `--cfg job` and
+a typo answer at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from harness import helptext, hints, overrides
+from harness.composition import config_dir, register
+from harness.errors import EXIT_FAILED, EXIT_USER, RunFailed, UserError
+
+_DISK_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+}
+
+
+class _HeldStderr:
+    """Keeps back what is printed until a job begins: what Hydra cannot compose is ours to explain."""
+
+    def __init__(self) -> None:
+        self.real, self.held = sys.stderr, io.StringIO()
+        sys.stderr = self.held
+
+    def release(self) -> None:
+        if sys.stderr is self.held:
+            sys.stderr = self.real
+            print(self.held.getvalue(), end="", file=sys.stderr)
+
+    @property
+    def is_holding(self) -> bool:
+        return sys.stderr is self.held
+
+    def take(self) -> str:
+        sys.stderr = self.real
+        return self.held.getvalue()
+
+
+def run_app(config_name: str, task: Callable[[DictConfig], Any], line: overrides.CommandLine) -> None:
+    """Compose `config_name` from the command line and run `task` on it, once or once a sweep's job."""
+    if helptext.wants_help(line):
+        print(helptext.help_text(config_dir(), config_name))
+        return
+    register()
+    logging.raiseExceptions = False  # a closed terminal or pipe must not fill a run's stderr with tracebacks
+    # Hydra would write into a finished run's .hydra before the run is refused.
+    sys.argv = [sys.argv[0], *line.words(), "hydra.output_subdir=null"]
+    stderr = _HeldStderr()
+
+    def job(cfg: DictConfig) -> Any:
+        stderr.release()
+        return _guarded(task, cfg)
+
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(job)()
+    except SystemExit as stop:
+        if not (stderr.is_holding and stop.code == EXIT_FAILED):
+            raise
+        print(hints.reword(stderr.take(), config_dir(), config_name, line), file=sys.stderr)
+        raise SystemExit(EXIT_USER) from None
+    finally:
+        stderr.release()
+
+
+def _guarded(task: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
+    """Run a job; a user's mistake ends it with exit code 2 and no traceback, but never a whole sweep."""
+    os.chdir(HydraConfig.get().runtime.cwd)  # hydra.job.chdir must not move what relative paths mean
+    try:
+        return task(cfg)
+    except UserError as error:
+        raise _ending(f"error: {error}", EXIT_USER) from None
+    except RunFailed as error:
+        raise _ending(f"error: {error}", EXIT_FAILED) from None
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        where = (
+            error.filename2 or error.filename
+        )  # of a rename the name that was to be, not our temporary one
+        what = f"{where}: {error.strerror}" if where else str(error)
+        raise _ending(f"error: {what}. What was saved before is intact.", EXIT_FAILED) from error
+    finally:
+        remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
+
+
+def _ending(message: str, code: int) -> BaseException:
+    """How a job ends in words: alone by its exit code; in a sweep so that the other jobs still run."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return CompactHydraException(message)
+    print(message, file=sys.stderr)
+    return SystemExit(code)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take back the empty folder that Hydra makes before a job starts, and empty ones above it."""
+    for path in (folder, *folder.parents):
+        if path == Path.cwd() or not path.is_relative_to(Path.cwd()) or not _is_empty_dir(path):
+            return
+        path.rmdir()
+
+
+def _is_empty_dir(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
