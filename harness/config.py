@@ -79,6 +79,13 @@ class RunConfig:
 
 
 @dataclass
+class SweepConfig:
+    """`name`: the folder `multirun/NAME` of a sweep's jobs, and their group at a tracker; null: no sweep."""
+
+    name: Optional[str] = None  # noqa: UP045
+
+
+@dataclass
 class TrainConfig:
     """Everything `train.py` can be told."""
 
@@ -95,6 +102,7 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
@@ -103,6 +111,7 @@ class TrainConfig:
     resume: Optional[str] = None  # noqa: UP045
     resume_accept: list[str] = field(default_factory=list)
     init_from: Optional[str] = None  # noqa: UP045
+    check: bool = False
 
 
 @dataclass

@@ -19,7 +19,14 @@ class UserError(ValueError):
 
 
 class RunFailed(Exception):
-    """A run that cannot go on, by no fault of its user or of ours: exit code 1, in words, no traceback."""
+    """A run that cannot go on, by no fault of its user or of ours: exit code 1, in words, no traceback.
+
+    `reason` is a word of failure.py for status.json.
+    """
+
+    def __init__(self, message: str, reason: str = "error") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

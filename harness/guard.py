@@ -157,7 +157,9 @@ class Guard:
         except Exception as error:  # a full disk must not hide what happened first
             where = f"It could not be written to {shown(self.run_dir / incidents.FILE)}: {error}"
         lr, cursor = self.config.optimizer.lr, taken.batch.cursor
-        self._failed = RunFailed(incidents.stop_in_words(self.run_dir, row, cursor, lr, skips, where))
+        self._failed = RunFailed(
+            incidents.stop_in_words(self.run_dir, row, cursor, lr, skips, where), reason="diverged"
+        )
         raise self._failed
 
     def _on_spike(self, taken: _Taken, row: dict[str, Any], spike: Spike) -> None:

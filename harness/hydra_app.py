@@ -6,7 +6,6 @@ a typo answer at once.
 
 from __future__ import annotations
 
-import errno
 import io
 import logging
 import os
@@ -21,22 +20,9 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from harness import helptext, hints, overrides
+from harness import failure, helptext, hints, overrides
 from harness.composition import config_dir, register
-from harness.errors import EXIT_FAILED, EXIT_USER, RunFailed, UserError
-
-_DISK_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENOTEMPTY,
-}
+from harness.errors import EXIT_FAILED, EXIT_USER
 
 
 class _HeldStderr:
@@ -91,18 +77,11 @@ def _guarded(task: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
     os.chdir(HydraConfig.get().runtime.cwd)  # hydra.job.chdir must not move what relative paths mean
     try:
         return task(cfg)
-    except UserError as error:
-        raise _ending(f"error: {error}", EXIT_USER) from None
-    except RunFailed as error:
-        raise _ending(f"error: {error}", EXIT_FAILED) from None
-    except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+    except Exception as error:
+        words = failure.in_words(error)
+        if words is None:
             raise
-        where = (
-            error.filename2 or error.filename
-        )  # of a rename the name that was to be, not our temporary one
-        what = f"{where}: {error.strerror}" if where else str(error)
-        raise _ending(f"error: {what}. What was saved before is intact.", EXIT_FAILED) from error
+        raise _ending(f"error: {words}", failure.exit_code(error)) from failure.cause(error)
     finally:
         remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
 

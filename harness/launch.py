@@ -23,6 +23,7 @@ from harness import (
     auto_resume,
     branch,
     completion,
+    failure,
     growth,
     incidents,
     lineage,
@@ -40,7 +41,7 @@ from harness.config import TrainConfig, layout
 from harness.config_record import to_dict
 from harness.data_setup import Data, open_data
 from harness.device import select_device
-from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
+from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from harness.identity import identity_of, keep_origin, lineage_of, progress_of
 from harness.loaders import Loader, make_loader
 from harness.model import parameter_count
@@ -206,9 +207,7 @@ def _recorded(status: run_dir.Status, stop: StopRequest) -> Iterator[_Ending]:
             log.info("stopped by %s before a step was made; nothing had to be saved", stop.name)
             status.end(EXIT_STOPPED)
             raise
-        code = EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
-        with contextlib.suppress(OSError):  # a full disk must not hide what happened first
-            status.update(state="failed", exit_code=code, error=f"{type(error).__name__}: {error}")
+        status.update(state="failed", **failure.fields(error))
         logging.getLogger("harness.file").error("%s", traceback.format_exc())
         raise
     status.end(ending.exit_code)

@@ -72,7 +72,10 @@ TABLE: tuple[Row, ...] = (
         FREE, ("tracker.name", "tracker.mode", "tracker.project", "tracker.entity", "tracker.tags",
                "tracker.init_timeout", "tracker.finish_timeout"),
     ),
-    Row(FREE, ("run.name", "model.name", "resume", "resume_accept"), "a name, or how a run is resumed"),
+    Row(
+        FREE, ("run.name", "sweep.name", "model.name", "resume", "resume_accept", "check"),
+        "a name, or how a run is resumed",
+    ),
     Row(
         ORDER, ("loader.name", "loader.batch_size", "loader.seed", "loader.stride", "loader.sampling",
                 "loader.epoch_seed", "loader.window_tokens"),
@@ -100,7 +103,7 @@ TABLE: tuple[Row, ...] = (
 _ROWS = {key: row for row in TABLE for key in row.keys}
 _UNLISTED = Row(FATAL, (), "nothing says what a change of it means")
 # Said by other lines of the log, or no setting of the run at all.
-_SILENT = {"resume", "resume_accept", "run.name", "model.name"}
+_SILENT = {"resume", "resume_accept", "check", "run.name", "sweep.name", "model.name"}
 _BUDGET = ("trainer.max_steps", "trainer.max_tokens")
 _EVALUATION = {"evaluation.set", "evaluation.tokens", "loader.seq_len", "trainer.dpo_beta"}
 _LAYOUT_WORDS = {"stream": "a stream of tokens", "rows": "rows", "contrastive": "pairs of rows"}
@@ -292,7 +295,7 @@ def _as_changed(key: str, changed: dict[str, Any]) -> str:
 
 def _word(key: str) -> str:
     """A key as the command line names it."""
-    return key.removesuffix(".name") if key not in ("run.name", "model.name") else key
+    return key.removesuffix(".name") if key not in ("run.name", "sweep.name", "model.name") else key
 
 
 def _full(word: str) -> str:

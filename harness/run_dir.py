@@ -160,6 +160,8 @@ class Status:
             "updated": now(),
             "exit_code": None,
             "error": None,
+            "reason": None,
+            "traceback": None,
             "wandb_id": None,
             "wandb_last_step": None,
             **fields,

@@ -116,7 +116,7 @@ class Saver:
         self.wait()
         self._raise_if_hopeless()
         if self._failure:
-            raise RunFailed(f"{self._failure}. {self._advice()}")
+            raise RunFailed(f"{self._failure}. {self._advice()}", reason="disk")
 
     def close(self) -> None:
         """End the thread: what it writes is finished if that is soon, else given up. Raises nothing."""
@@ -138,7 +138,8 @@ class Saver:
         if self._failures >= self._config.max_failures:
             limit = f"checkpoint.max_failures={self._config.max_failures}"
             raise RunFailed(
-                f"{self._failures} saves in a row failed ({limit}): {self._failure}. {self._advice()}"
+                f"{self._failures} saves in a row failed ({limit}): {self._failure}. {self._advice()}",
+                reason="disk",
             )
 
     def _write_copy(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
