@@ -1,0 +1,71 @@
+// The page from top to bottom: what was compared, the answer, then the figures behind it.
+
+const NAMED = 6;
+
+function compared() {
+  const parts = STATES.map((name) => [name, entries.filter((entry) => entry.state === name).length]).filter(([, number]) => number);
+  const fact = (words, ...value) => el('li', {}, el('span', { class: 'soft' }, words, ' '), ...value);
+  return el('header', {},
+    el('h1', {}, data.name || 'Comparison of runs'),
+    el('ul', { class: 'facts' },
+      fact('jobs', el('b', {}, fixed(entries.length, 0)),
+        parts.length ? [': ', parts.reverse().map(([name, number]) => `${fixed(number, 0)} ${name}`).join(', ')] : ''),
+      data.swept.length ? fact('swept', el('b', {}, data.swept.join(', '))) : null,
+      fact('metric', el('b', {}, data.metric), ` (${unit(data.metric)}, lower is better)`),
+      data.equal_tokens === null ? null : fact('compared after', el('b', {}, fixed(data.equal_tokens, 0)), ' tokens')),
+    data.notes.length ? el('ul', { class: 'notes' }, data.notes.map((note) => el('li', {}, note))) : null);
+}
+
+function answer() {
+  return el('div', { class: 'answer', role: 'region', 'aria-label': 'Answer' }, sentences().map((parts) => el('p', {}, parts)));
+}
+
+function sentences() {
+  if (!entries.length) return [['There are no jobs here yet.']];
+  if (!done.length) return [['No job is done yet, so there is nothing to compare.']];
+  if (!bestGroup || bestGroup.mean === null) return [[`No done job has a ${data.metric} to compare.`]];
+  const after = data.equal_tokens === null ? '' : ` after ${fixed(data.equal_tokens, 0)} tokens`;
+  const seeds = bestGroup.half_width === null ? count(bestGroup.entries.length, 'seed')
+    : `95 % interval, ${count(bestGroup.entries.length, 'seed')}`;
+  const figure = [el('b', {}, `${showMean(bestGroup)} ${unit(data.metric)}`), ` (${seeds})${after}.`];
+  if (groups.length === 1) return [[bestGroup.entries.length > 1 ? `Mean ${data.metric} ` : `${data.metric} `, ...figure], ['One setting is done: nothing to compare it with.']];
+  return [['Best: ', el('b', {}, longSetting(bestGroup)), `, with ${bestGroup.entries.length > 1 ? 'mean ' : ''}${data.metric} `, ...figure], noise()];
+}
+
+function longSetting(group) {
+  return groupKeys.map((key) => `${key} = ${cut(keyText(group.keys[key]), 60)}`).join(', ');
+}
+
+function noise() {
+  const tied = groups.filter((group) => group.is_tied);
+  if (tied.length) {
+    const names = tied.slice(0, NAMED).map((group) => `${setting(group.keys, groupKeys, ' ')} (${showMean(group)})`).join('; ');
+    const rest = tied.length > NAMED ? `; and ${count(tied.length - NAMED, 'more', 'more')}, marked “tied” below` : '';
+    return [`Inside the noise of the seeds, so not told apart from it: ${names}${rest}.`];
+  }
+  if (groups.every((group) => group.half_width === null)) {
+    return ['Each setting has one seed, so how far the same setting would fall apart is not known: a difference may be chance.'];
+  }
+  return ['No other setting is inside the noise of the seeds.'];
+}
+
+function bestCommand() {
+  const best = data.best === null ? null : entries[data.best];
+  if (!best) return null;
+  return section('command', 'The best job again',
+    best.command ? el('div', { class: 'command' }, el('code', {}, best.command), copyButton(best.command, 'Copy', 'Copy the command of the best job')) : null,
+    el('p', { class: 'soft small' }, `${data.metric} ${show(data.metric, best.values[data.metric])}; its directory: `, el('code', {}, best.path)));
+}
+
+document.getElementById('page').replaceChildren(...[
+  compared(),
+  answer(),
+  groups.length ? groupsTable() : null,
+  groups.length > 1 || groups.some((group) => group.entries.length > 1) ? dotsSection() : null,
+  curvesSection(),
+  heatSection(),
+  groups.length > 1 ? coverageSection() : null,
+  unfinishedSection(),
+  entries.length ? jobsSection() : null,
+  bestCommand(),
+].filter(Boolean));
