@@ -80,9 +80,13 @@ class RunConfig:
 
 @dataclass
 class SweepConfig:
-    """`name`: the folder `multirun/NAME` of a sweep's jobs, and their group at a tracker; null: no sweep."""
+    """`name`: the folder `multirun/NAME` of a sweep's jobs, and their group at a tracker; null: no sweep.
+
+    `keys`: what is swept, as the command line or the experiment says; `-m` sets it.
+    """
 
     name: Optional[str] = None  # noqa: UP045
+    keys: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -73,7 +73,7 @@ TABLE: tuple[Row, ...] = (
                "tracker.init_timeout", "tracker.finish_timeout"),
     ),
     Row(
-        FREE, ("run.name", "sweep.name", "model.name", "resume", "resume_accept", "check"),
+        FREE, ("run.name", "sweep.name", "sweep.keys", "model.name", "resume", "resume_accept", "check"),
         "a name, or how a run is resumed",
     ),
     Row(
@@ -103,7 +103,7 @@ TABLE: tuple[Row, ...] = (
 _ROWS = {key: row for row in TABLE for key in row.keys}
 _UNLISTED = Row(FATAL, (), "nothing says what a change of it means")
 # Said by other lines of the log, or no setting of the run at all.
-_SILENT = {"resume", "resume_accept", "check", "run.name", "sweep.name", "model.name"}
+_SILENT = {"resume", "resume_accept", "check", "run.name", "sweep.name", "sweep.keys", "model.name"}
 _BUDGET = ("trainer.max_steps", "trainer.max_tokens")
 _EVALUATION = {"evaluation.set", "evaluation.tokens", "loader.seq_len", "trainer.dpo_beta"}
 _LAYOUT_WORDS = {"stream": "a stream of tokens", "rows": "rows", "contrastive": "pairs of rows"}

@@ -164,22 +164,6 @@ def test_a_run_directory_holds_every_file_of_the_contract(data: Path, trained: P
     assert yaml.safe_load((path / ".hydra" / "overrides.yaml").read_text())[0] == TINY[0]
 
 
-def test_a_sweep_gives_each_job_its_own_run(data: Path, tmp_path: Path) -> None:
-    result = train_py("-m", *TINY, f"data.root={data}", "loader.seq_len=8,16", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    found = sorted(tmp_path.glob("multirun/*/*/*/metrics.jsonl"))
-    assert len(found) == 2
-    assert [rows(path.parent)[0]["tokens"] for path in found] == [32, 64]
-
-
-def test_a_failing_job_of_a_sweep_is_one_line_and_the_others_run(data: Path, tmp_path: Path) -> None:
-    result = train_py("-m", *TINY, f"data.root={data}", "loader.seq_len=9999,16", cwd=tmp_path)
-    assert result.returncode == 1
-    assert "error: loader.seq_len=9999 needs" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert len(list(tmp_path.glob("multirun/*/*/*/checkpoints/step-00000008"))) == 1
-
-
 def test_relative_paths_mean_the_starting_folder_whatever_hydra_does(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "data")
     words = [*TINY, "data.root=data", "hydra.job.chdir=true", "hydra.output_subdir=.hydra"]

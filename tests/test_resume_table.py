@@ -260,9 +260,9 @@ FREE_CHANGES: dict[str, Any] = {
     "loader.prefetch": 0, "data.mmap": False, "data.verify": "headers", "trainer.data_chain": False,
 }  # fmt: skip
 # Of variants that the tiny run has not, paths and digests; they are compared in the same way.
-_NOT_TRIED = {"check", "sweep.name", 
+_NOT_TRIED = {
     "trainer.max_tokens", "schedule.decay_fraction", "evaluation.set", "data.expect_sha256", "run.name",
-    "model.name", "resume", "resume_accept",
+    "model.name", "resume", "resume_accept", "check", "sweep.name", "sweep.keys",
 }  # fmt: skip
 
 

@@ -1,0 +1,142 @@
+"""One job of a sweep: skipped where it is done, gone on with where it is half done, else trained.
+
+A job's mistakes are its own: they are written into its directory, and the other jobs run. Only a request to
+stop is for the whole process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import failure, run_dir
+from harness.commands import shown
+from harness.config import TrainConfig, set_directory
+from harness.errors import UserError
+from harness.files import write_json
+from harness.growth import COPY
+from harness.storage.manifest import load_manifest, manifest_digest
+from harness.sweep.devices import device_for
+from harness.sweep.identity import find_job, identity, job_name
+from harness.sweep.lock import Owner, claimed
+from harness.sweep.states import DONE, FAILED, STOPPED
+from harness.tracking.jsonl import loss_after
+
+log = logging.getLogger("harness")
+
+FILE = "job.json"
+ELSEWHERE = "elsewhere"
+# What a sweeper is told of a job without a finite loss: sweepers stumble over NaN and infinity.
+FAILED_OBJECTIVE = 1e9
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: done, failed, stopped, or elsewhere (another process works on it).
+
+    `objective` is the final validation loss in nats a token, always finite.
+    """
+
+    path: Path | None
+    state: str
+    objective: float = FAILED_OBJECTIVE
+    exit_code: int = 0
+
+
+def run_job(config: TrainConfig, folder: Path, words: list[str], composed: dict[str, str]) -> Ended:
+    """Bring the job `config` of the sweep in `folder` to its end; `words` name its directory if it is new.
+
+    Raises nothing but what stops the process.
+    """
+    sha256 = identity(config)
+    with claimed(folder, sha256) as owner:
+        if owner is not None:
+            _say_owner(words, owner)
+            return Ended(None, ELSEWHERE)
+        path = find_job(folder, sha256) or folder / job_name(sha256, words)
+        before = _raw_status(path)
+        try:
+            return _run(config, folder, path, sha256, words, composed)
+        except Exception as error:
+            _record(path, error, recorded=_raw_status(path) != before)
+            return Ended(path, FAILED, exit_code=failure.exit_code(error))
+
+
+def _run(
+    config: TrainConfig, folder: Path, path: Path, sha256: str, words: list[str], composed: dict[str, str]
+) -> Ended:
+    if run_dir.read_status(path).get("state") == DONE:
+        _check_data(config, path)
+        objective = objective_of(path)
+        log.info("done already, validation loss %.4f: %s", objective, shown(path))
+        return Ended(path, DONE, objective)
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / FILE, {"identity": sha256, "sweep": config.sweep.name, "words": words})
+    from harness.launch import launch
+
+    with device_for(config.device, folder) as device:
+        outcome = launch(dataclasses.replace(config, device=device, resume="auto"), path, composed)
+    if outcome.stopped:
+        return Ended(path, STOPPED)
+    return Ended(path, DONE, _finite(outcome.val_loss))
+
+
+def objective_of(path: Path) -> float:
+    """What the done job in `path` reached."""
+    step = run_dir.read_status(path).get("step")
+    return _finite(loss_after(path / "metrics.jsonl", step, None) if type(step) is int else None)
+
+
+def _finite(loss: float | None) -> float:
+    return loss if loss is not None and math.isfinite(loss) else FAILED_OBJECTIVE
+
+
+def _check_data(config: TrainConfig, path: Path) -> None:
+    """Raise `UserError` where the set on disk is no longer the one that the done job was trained on."""
+    directory = set_directory(config)
+    if not directory.is_dir():
+        return
+    try:
+        trained = manifest_digest(json.loads((path / COPY).read_text()))
+    except (OSError, ValueError):
+        return
+    now = load_manifest(directory).metadata_sha256
+    if now != trained:
+        raise UserError(
+            f"{shown(path)} is done, on data of metadata_sha256 {trained}, but {shown(directory)} has {now} "
+            "now: its results would stand beside those of other data. Train on the new data in a sweep of "
+            "its own, sweep.name=NEW_NAME; or put the old data back; or move the job's folder away"
+        )
+
+
+def _say_owner(words: list[str], owner: Owner) -> None:
+    log.info(
+        "%s is being trained by process %d on %s since %s",
+        " ".join(words), owner.pid, owner.host, owner.started,
+    )  # fmt: skip
+
+
+def _raw_status(path: Path) -> bytes:
+    try:
+        return (path / "status.json").read_bytes()
+    except OSError:
+        return b""
+
+
+def _record(path: Path, error: Exception, *, recorded: bool) -> None:
+    """Say what ended the job: on the terminal, and where the run has not done so in its own files."""
+    words = failure.in_words(error)
+    log.error("error: %s", words if words is not None else "".join(traceback.format_exception(error)))
+    if recorded:
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    step = run_dir.read_status(path).get("step")
+    with run_dir.log_file(path):
+        status = run_dir.Status(path / "status.json", step=step if type(step) is int else 0)
+        status.update(state=FAILED, phase="end", **failure.fields(error))
+        logging.getLogger("harness.file").error("%s", "".join(traceback.format_exception(error)))

@@ -1,0 +1,47 @@
+"""`train.py -m`: the process that composes a sweep, has Hydra launch its jobs, and says how they ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from harness.composition import composed_files, config_dir, register, to_dataclass
+from harness.errors import EXIT_DONE, EXIT_STOPPED
+from harness.overrides import CommandLine, key_of
+from harness.sweep.board import Board
+from harness.sweep.grid import grid_of, named
+from harness.sweep.job import run_job
+from harness.sweep.states import STOPPED
+
+
+def main(line: CommandLine) -> None:
+    """Run the sweep of a command line; exits as `Board.exit_code` says. `UserError` before the first job."""
+    line, folder = named(line)
+    grid = grid_of(line)
+    board = Board(folder.name, folder, grid.jobs if grid is not None else None)
+    with board.watching():
+        _hydra(line)
+    if (code := board.exit_code()) != EXIT_DONE:
+        raise SystemExit(code)
+
+
+def _hydra(line: CommandLine) -> None:
+    register()
+    sys.argv = [sys.argv[0], *line.words(), "hydra.output_subdir=null"]
+    hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
+
+
+def task(cfg: DictConfig) -> float:
+    """One job, in the process that a launcher chose; what it returns is a sweeper's objective."""
+    os.chdir(HydraConfig.get().runtime.cwd)
+    config, folder = to_dataclass(cfg), Path(HydraConfig.get().runtime.output_dir)
+    words = [word for word in HydraConfig.get().overrides.task if key_of(word) in config.sweep.keys]
+    ended = run_job(config, folder, words, composed_files(cfg))
+    if ended.state == STOPPED:
+        raise SystemExit(EXIT_STOPPED)
+    return ended.objective
