@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from harness.sweep.grid import Job
-from harness.sweep.identity import find_job
+from harness.sweep.identity import JOB_FILE, find_job
 from harness.sweep.states import DIED, DONE, FAILED, RUNNING, STOPPED, WAITING, JobState, read_state
 
 _POLL_S = 1.0
@@ -26,7 +26,7 @@ class Board:
     def paths(self) -> Sequence[Path | None]:
         """The directory of each job, None where it has none yet."""
         if self.jobs is None:
-            return sorted(path.parent for path in self.folder.glob("*/job.json"))
+            return sorted(path.parent for path in self.folder.glob(f"*/{JOB_FILE}"))
         return [find_job(self.folder, job.sha256) for job in self.jobs]
 
     def states(self) -> list[JobState]:

@@ -24,7 +24,7 @@ IGNORED: tuple[str, ...] = (
     "tracker.name", "tracker.mode", "tracker.project", "tracker.entity", "tracker.tags",
     "tracker.init_timeout", "tracker.finish_timeout",
     "device",
-    "run.name", "model.name", "sweep",
+    "run.name", "model.name", "sweep.name", "sweep.keys",
     "trainer.log_interval", "trainer.log_batch_hash", "trainer.data_chain", "trainer.spike_zscore",
     "trainer.max_minutes",
     "evaluation.interval", "evaluation.sample_tokens",

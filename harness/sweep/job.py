@@ -22,14 +22,13 @@ from harness.files import write_json
 from harness.growth import COPY
 from harness.storage.manifest import load_manifest, manifest_digest
 from harness.sweep.devices import device_for
-from harness.sweep.identity import find_job, identity, job_name
+from harness.sweep.identity import JOB_FILE, identity, place_for
 from harness.sweep.lock import Owner, claimed
 from harness.sweep.states import DONE, FAILED, STOPPED
 from harness.tracking.jsonl import loss_after
 
 log = logging.getLogger("harness")
 
-FILE = "job.json"
 ELSEWHERE = "elsewhere"
 # What a sweeper is told of a job without a finite loss: sweepers stumble over NaN and infinity.
 FAILED_OBJECTIVE = 1e9
@@ -58,7 +57,7 @@ def run_job(config: TrainConfig, folder: Path, words: list[str], composed: dict[
         if owner is not None:
             _say_owner(words, owner)
             return Ended(None, ELSEWHERE)
-        path = find_job(folder, sha256) or folder / job_name(sha256, words)
+        path = place_for(folder, sha256, words)
         before = _raw_status(path)
         try:
             return _run(config, folder, path, sha256, words, composed)
@@ -76,7 +75,7 @@ def _run(
         log.info("done already, validation loss %.4f: %s", objective, shown(path))
         return Ended(path, DONE, objective)
     path.mkdir(parents=True, exist_ok=True)
-    write_json(path / FILE, {"identity": sha256, "sweep": config.sweep.name, "words": words})
+    write_json(path / JOB_FILE, {"identity": sha256, "name": config.sweep.name, "words": words})
     from harness.launch import launch
 
     with device_for(config.device, folder) as device:
