@@ -115,7 +115,7 @@ def _check_data(config: TrainConfig, path: Path) -> None:
 
 def _say_owner(words: list[str], owner: Owner) -> None:
     log.info(
-        "%s is being trained by process %d on %s since %s",
+        "%s is being trained by process %s on %s since %s",
         " ".join(words), owner.pid, owner.host, owner.started,
     )  # fmt: skip
 
