@@ -60,7 +60,7 @@ def set_numerics(config: TrainConfig, device: torch.device) -> None:
         torch.set_float32_matmul_precision("high")
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(config.deterministic)  # also back: a sweep has many runs in a process
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -1,67 +1,136 @@
-"""What a person sees of a sweep while it runs, and what its process exits with."""
+"""What a person sees of a sweep while it runs, and what its process exits with.
+
+Read from the jobs' own files alone, so it holds for every launcher and for jobs of another launch as well.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
-from harness.sweep.grid import Job
+from harness.overrides import key_of
+from harness.run_dir import now
+from harness.sweep.grid import Grid
 from harness.sweep.identity import JOB_FILE, find_job
 from harness.sweep.states import DIED, DONE, FAILED, RUNNING, STOPPED, WAITING, JobState, read_state
 
 _POLL_S = 1.0
 _ORDER = (DONE, RUNNING, FAILED, DIED, STOPPED, WAITING)
+_MOST_LINES = 40  # of the table at the end; beyond, done jobs are left out
+
+
+@dataclass
+class _Line:
+    """One job: its own words, its identity where it is known, its directory once it has one."""
+
+    label: str
+    sha256: str | None
+    path: Path | None = None
+    state: JobState = field(default_factory=lambda: read_state(None))
 
 
 class Board:
-    """The jobs of one launch of the sweep in `folder`; `jobs` None: whatever is in the folder."""
+    """The jobs of one launch of the sweep in `folder`.
 
-    def __init__(self, name: str, folder: Path, jobs: list[Job] | None) -> None:
-        self.name, self.folder, self.jobs = name, folder, jobs
+    Without a `grid`, where a sweeper finds its jobs as it goes, those are listed that have a directory.
+    """
 
-    def paths(self) -> Sequence[Path | None]:
-        """The directory of each job, None where it has none yet."""
-        if self.jobs is None:
-            return sorted(path.parent for path in self.folder.glob(f"*/{JOB_FILE}"))
-        return [find_job(self.folder, job.sha256) for job in self.jobs]
+    def __init__(self, folder: Path, grid: Grid | None) -> None:
+        self.folder, self.started = folder, now()
+        self._lines: list[_Line] | None = None
+        if grid is not None:
+            self._lines = [_Line(_label(job.words, grid.swept), job.sha256) for job in grid.jobs]
 
-    def states(self) -> list[JobState]:
-        return [read_state(path) for path in self.paths()]
+    def look(self) -> list[_Line]:
+        """Every job as it is now."""
+        lines = self._lines if self._lines is not None else _found(self.folder)
+        for line in lines:
+            if line.path is None and line.sha256 is not None:
+                line.path = find_job(self.folder, line.sha256)
+            if line.state.state != DONE:
+                line.state = read_state(line.path)
+        return lines
 
-    def line(self, states: list[JobState]) -> str:
-        """All jobs in a line: `sweep lr: 3 of 12 done, 1 running, 8 waiting`."""
-        counts = Counter(state.state for state in states)
+    def counts(self, lines: list[_Line], *, over: bool = False) -> str:
+        """All jobs in a line: `sweep lr: 3 of 12 done, 1 running, 8 waiting`.
+
+        Until the launch is `over`, what ended badly before it waits to be tried again.
+        """
+        counts = Counter(line.state.state if over or self._is_of_now(line) else WAITING for line in lines)
         rest = [f"{counts[word]} {word}" for word in _ORDER[1:] if counts[word]]
-        return ", ".join([f"sweep {self.name}: {counts[DONE]} of {len(states)} done", *rest])
+        return ", ".join([f"sweep {self.folder.name}: {counts[DONE]} of {len(lines)} done", *rest])
+
+    def table(self) -> str:
+        """A line for each job, and their counts; of a large sweep only those that are not done."""
+        lines = self.look()
+        is_large = len(lines) > _MOST_LINES
+        shown = [(i, line) for i, line in enumerate(lines) if not (is_large and line.state.state == DONE)]
+        width = max((len(line.label) for _, line in shown), default=0)
+        rows = [f"  #{i:<4} {line.label:<{width}}  {_in_words(line.state)}" for i, line in shown]
+        return "\n".join([*rows, self.counts(lines, over=True)])
 
     def exit_code(self) -> int:
-        """0 all are done, 1 one has failed, 75 one is not finished."""
-        states = {state.state for state in self.states()}
+        """0: all are done; 1: one has failed; 75: one is not finished, here or in another launch."""
+        states = {line.state.state for line in self.look()}
         if states <= {DONE}:
             return EXIT_DONE
-        return EXIT_FAILED if FAILED in states else EXIT_STOPPED
+        return EXIT_FAILED if states & {FAILED, DIED} else EXIT_STOPPED
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Print a line whenever a job has ended."""
+        """Print a line when a job has ended, whichever process it is in."""
         over = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(over,), name="sweep", daemon=True)
-        self._before = self.states()
+        known = {line.label for line in self.look() if self._has_ended(line)}
+        thread = threading.Thread(target=self._watch, args=(over, known), name="sweep", daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
-            print(self.line(self.states()), flush=True)
 
-    def _watch(self, over: threading.Event) -> None:
-        while not over.wait(_POLL_S):
-            states = self.states()
-            if sum(s.has_ended for s in states) > sum(s.has_ended for s in self._before):
-                print(self.line(states), flush=True)
-            self._before = states
+    def _watch(self, over: threading.Event, known: set[str]) -> None:
+        is_over = False
+        while not is_over:
+            is_over = over.wait(_POLL_S)
+            lines = self.look()
+            for line in lines:
+                if self._has_ended(line) and line.label not in known:
+                    known.add(line.label)
+                    print(f"{self.counts(lines)} | {line.label}: {_in_words(line.state)}", flush=True)
+
+    def _has_ended(self, line: _Line) -> bool:
+        return line.state.has_ended and self._is_of_now(line)
+
+    def _is_of_now(self, line: _Line) -> bool:
+        """Whether the state is no leaving of an earlier launch."""
+        return line.state.state in (DONE, RUNNING) or line.state.started >= self.started
+
+
+def _found(folder: Path) -> list[_Line]:
+    """The jobs that have a directory, in the order of their names."""
+    lines = []
+    for file in sorted(folder.glob(f"*/{JOB_FILE}")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            words = json.loads(file.read_bytes())["words"]
+            lines.append(_Line(" ".join(map(str, words)) or file.parent.name, None, file.parent))
+    return lines
+
+
+def _label(words: list[str], swept: list[str]) -> str:
+    return " ".join(word for word in words if key_of(word) in swept) or "the only job"
+
+
+def _in_words(state: JobState) -> str:
+    text = state.state
+    if state.step:
+        text += f" at step {state.step}"
+    if state.resumed_from:
+        text += f", resumed from {state.resumed_from}"
+    return f"{text}: {state.reason}" if state.reason else text

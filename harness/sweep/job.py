@@ -7,9 +7,11 @@ stop is for the whole process.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import logging
 import math
+import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from pathlib import Path
 from harness import failure, run_dir
 from harness.commands import shown
 from harness.config import TrainConfig, set_directory
-from harness.errors import UserError
+from harness.errors import EXIT_USER
 from harness.files import write_json
 from harness.growth import COPY
 from harness.storage.manifest import load_manifest, manifest_digest
@@ -69,8 +71,14 @@ def run_job(config: TrainConfig, folder: Path, words: list[str], composed: dict[
 def _run(
     config: TrainConfig, folder: Path, path: Path, sha256: str, words: list[str], composed: dict[str, str]
 ) -> Ended:
-    if run_dir.read_status(path).get("state") == DONE:
-        _check_data(config, path)
+    status = run_dir.read_status(path)
+    if status.get("state") == DONE:
+        refused = _other_data(config, path)
+        if refused != status.get("error"):  # beside its state, so that what it has reached stays
+            write_json(path / "status.json", status | {"error": refused, "reason": refused and "other_data"})
+        if refused is not None:
+            log.error("error: %s", refused)
+            return Ended(path, FAILED, exit_code=EXIT_USER)
         objective = objective_of(path)
         log.info("done already, validation loss %.4f: %s", objective, shown(path))
         return Ended(path, DONE, objective)
@@ -78,11 +86,25 @@ def _run(
     write_json(path / JOB_FILE, {"identity": sha256, "name": config.sweep.name, "words": words})
     from harness.launch import launch
 
-    with device_for(config.device, folder) as device:
-        outcome = launch(dataclasses.replace(config, device=device, resume="auto"), path, composed)
+    try:
+        with device_for(config.device, folder) as device:
+            outcome = launch(dataclasses.replace(config, device=device, resume="auto"), path, composed)
+    finally:
+        _release()
     if outcome.stopped:
         return Ended(path, STOPPED)
     return Ended(path, DONE, _finite(outcome.val_loss))
+
+
+def _release() -> None:
+    """Leave nothing to the next job of this process: no memory of the device, no compiled graphs."""
+    import torch
+
+    gc.collect()
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        torch.compiler.reset()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def objective_of(path: Path) -> float:
@@ -95,22 +117,21 @@ def _finite(loss: float | None) -> float:
     return loss if loss is not None and math.isfinite(loss) else FAILED_OBJECTIVE
 
 
-def _check_data(config: TrainConfig, path: Path) -> None:
-    """Raise `UserError` where the set on disk is no longer the one that the done job was trained on."""
+def _other_data(config: TrainConfig, path: Path) -> str | None:
+    """What is wrong where the set on disk is no longer the one that the done job was trained on."""
     directory = set_directory(config)
-    if not directory.is_dir():
-        return
     try:
         trained = manifest_digest(json.loads((path / COPY).read_text()))
-    except (OSError, ValueError):
-        return
-    now = load_manifest(directory).metadata_sha256
-    if now != trained:
-        raise UserError(
-            f"{shown(path)} is done, on data of metadata_sha256 {trained}, but {shown(directory)} has {now} "
-            "now: its results would stand beside those of other data. Train on the new data in a sweep of "
-            "its own, sweep.name=NEW_NAME; or put the old data back; or move the job's folder away"
-        )
+        now = load_manifest(directory).metadata_sha256
+    except (OSError, ValueError):  # the set is gone or damaged: nothing here says that it was another
+        return None
+    if now == trained:
+        return None
+    return (
+        f"{shown(path)} is done, on data of metadata_sha256 {trained}, but {shown(directory)} has {now} now: "
+        "its results would stand beside those of other data. Train on the new data in a sweep of its own, "
+        "sweep.name=NEW_NAME; or put the old data back; or move the job's folder away"
+    )
 
 
 def _say_owner(words: list[str], owner: Owner) -> None:

@@ -20,12 +20,17 @@ from harness.sweep.states import STOPPED
 
 
 def main(line: CommandLine) -> None:
-    """Run the sweep of a command line; exits as `Board.exit_code` says. `UserError` before the first job."""
+    """Run the sweep of a command line; exits as `Board.exit_code` says, and with 75 where it was stopped.
+
+    Raises `UserError` before the first job.
+    """
     line, folder = named(line)
-    grid = grid_of(line)
-    board = Board(folder.name, folder, grid.jobs if grid is not None else None)
-    with board.watching():
-        _hydra(line)
+    board = Board(folder, grid_of(line))
+    try:
+        with board.watching():
+            _hydra(line)
+    finally:
+        print(board.table(), flush=True)
     if (code := board.exit_code()) != EXIT_DONE:
         raise SystemExit(code)
 

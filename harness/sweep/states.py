@@ -43,6 +43,8 @@ def read_state(path: Path | None) -> JobState:
     state = status.get("state")
     if state == RUNNING and not _is_alive(status):
         state = DIED
+    if state == DONE and status.get("reason"):  # a done job that may not be counted, job.py says why
+        state = FAILED
     return JobState(
         state if state in (DONE, RUNNING, STOPPED, FAILED, DIED) else FAILED,
         _whole(status.get("step")),
