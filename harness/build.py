@@ -73,6 +73,17 @@ def build_learner(
     return Learner(model, optimizer, saved.rng_state(), frozen)
 
 
+def objectives_of(
+    config: TrainConfig, learner: Learner, device: torch.device
+) -> tuple[Objective, LanguageModelling]:
+    """What is trained on, and the loss on a stream or on rows; the same where there is no reference."""
+    model, compiled = learner.model, should_compile(config.compile, device)
+    language = LanguageModelling(torch.compile(model.loss) if compiled else model.loss)
+    if learner.reference is None:
+        return language, language
+    return make_preference(model, learner.reference, config.trainer.dpo_beta, compiled=compiled), language
+
+
 def assemble(
     config: TrainConfig,
     path: Path,
@@ -89,11 +100,7 @@ def assemble(
 ) -> Run:
     """Everything the loop needs, in one place. `identity`: what trainer.json says beside the progress."""
     model, manifest = learner.model, data.train.manifest
-    compiled = should_compile(config.compile, device)
-    language: Objective = LanguageModelling(torch.compile(model.loss) if compiled else model.loss)
-    objective = language
-    if learner.reference is not None:
-        objective = make_preference(model, learner.reference, config.trainer.dpo_beta, compiled=compiled)
+    objective, language = objectives_of(config, learner, device)
     progress, saver = progress_of(saved), Saver(path, config.checkpoint, status.note)
     return Run(
         config=config,

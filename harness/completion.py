@@ -8,6 +8,7 @@ from pathlib import Path
 from harness import lineage, run_dir
 from harness.auto_resume import latest_names
 from harness.checkpoint import Checkpoint
+from harness.commands import shown
 from harness.config import TrainConfig, total_steps
 from harness.config_checks import warmup_problems
 from harness.errors import UserError
@@ -59,4 +60,12 @@ def is_complete(config: TrainConfig, path: Path, saved: Checkpoint) -> bool:
         and not is_unevaluated(config, path, saved)
         and run_dir.read_status(path).get("state") == "done"
         and latest_names(saved)
+    )
+
+
+def in_words(config: TrainConfig, path: Path, saved: Checkpoint) -> str:
+    """What is said of a run that is complete."""
+    return (
+        f"already complete at step {saved.step}, the budget is {budget_of(config, saved)}: {shown(path)}. "
+        "For more: trainer.max_steps=N"
     )

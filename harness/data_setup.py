@@ -44,16 +44,15 @@ class Data:
         self.validation.close()
 
 
-def open_data(config: TrainConfig, report: Callable[[str], None]) -> Data:
+def open_data(config: TrainConfig, report: Callable[[str], None], *, writes: bool = True) -> Data:
     """Open the configured set; prepare the embedded corpus first where it is missing.
 
-    Raises `UserError` where the set is missing, damaged, or not what the configuration says it is.
+    With `writes` False nothing is prepared, and nobody remembers that the set was verified. Raises
+    `UserError` where the set is missing, damaged, or not what the configuration says it is.
     """
     directory = set_directory(config)
-    if config.evaluation.set is not None:
-        load_manifest(config.evaluation.set)  # before anything is prepared
-    if not directory.exists():
-        _prepare_or_refuse(config, directory, report)
+    if needs_preparation(config) and writes:
+        _prepare(config, directory, report)
     again = prepare_command(config, "prepare.overwrite=true")
     train = open_split(directory, "train", mmap=config.data.mmap, prepare_command=again)
     _check_digest(config, train)
@@ -67,16 +66,29 @@ def open_data(config: TrainConfig, report: Callable[[str], None]) -> Data:
     validation = _open_validation(config, train)
     # By place and not by digest: a copy of a set has files of its own.
     for manifest in {store.manifest.path: store.manifest for store in (train, validation)}.values():
-        ensure_verified(manifest, config.data.verify, report)
+        ensure_verified(manifest, config.data.verify, report, keep=writes)
     return Data(train, validation)
 
 
-def _prepare_or_refuse(config: TrainConfig, directory: Path, report: Callable[[str], None]) -> None:
+def needs_preparation(config: TrainConfig) -> bool:
+    """Whether a start prepares the set first: it is missing, and the embedded corpus is free to prepare.
+
+    Raises `UserError` where any other set is missing.
+    """
+    directory = set_directory(config)
+    if config.evaluation.set is not None:
+        load_manifest(config.evaluation.set)  # before anything is prepared
+    if directory.exists():
+        return False
     if config.corpus.name != "stdlib" or (
         config.tokenizer.name == "hf" and not get(config, "tokenizer.path")
     ):
         how = prepare_command(config, *_unnamed_files(config))
         raise UserError(f"there is no prepared set at {shown(directory)}. Prepare it first:\n  {how}")
+    return True
+
+
+def _prepare(config: TrainConfig, directory: Path, report: Callable[[str], None]) -> None:
     from harness.prepare import prepare
 
     report(f"no data at {directory} yet: preparing the embedded corpus once")

@@ -43,9 +43,14 @@ def select_device(name: str) -> torch.device:
     return device
 
 
+def uses_bf16(precision: str, device: torch.device) -> bool:
+    """`auto` is bf16 on CUDA only."""
+    return precision == "bf16" or (precision == "auto" and device.type == "cuda")
+
+
 def make_autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """A factory of contexts: bf16 autocast over float32 weights, or nothing. `auto` is bf16 on CUDA only."""
-    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
+    """A factory of contexts: bf16 autocast over float32 weights, or nothing."""
+    if uses_bf16(precision, device):
         return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext
 

@@ -16,36 +16,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from harness import (
     admission,
     auto_resume,
-    branch,
     completion,
     failure,
     growth,
     incidents,
     lineage,
-    resume,
-    resume_data,
     retention,
     run_dir,
+    start,
     take_up,
-    weights,
 )
-from harness.build import Learner, assemble, build_learner
+from harness.build import Learner, assemble
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
 from harness.config import TrainConfig, layout
 from harness.config_record import to_dict
-from harness.data_setup import Data, open_data
-from harness.device import select_device
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from harness.identity import identity_of, keep_origin, lineage_of, progress_of
-from harness.loaders import Loader, make_loader
+from harness.loaders import Loader
 from harness.model import parameter_count
 from harness.preemption import TRACKER_SECONDS, StopRequest, listening
+from harness.start import Plan
 from harness.tracking import TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
 from harness.trainer import Run, summary, train
@@ -63,25 +57,6 @@ class Outcome:
     stopped: bool = False
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What was decided before anything is written."""
-
-    config: TrainConfig
-    path: Path
-    saved: Checkpoint | None
-    initial: Checkpoint | None
-    data: Data
-    loader: Loader
-    device: torch.device
-    changes: list[str]
-    found: auto_resume.Found
-
-    @property
-    def goes_on(self) -> bool:
-        return self.saved is not None and self.saved.run_dir == self.path
-
-
 def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = None) -> Outcome:
     """Run `config` in the directory `path`; `composed` are the files for `.hydra/`, by name.
 
@@ -96,35 +71,14 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
     admission.refuse_several_processes()
     found = auto_resume.find(config, path)
     admission.check(config, path, found)
-    saved, changes = found.saved, None
-    if saved is not None:
-        changes = resume.check_settings(saved, config)
-        branch.check_directory(saved, path, changes.accepted)
-        if completion.is_complete(config, path, saved):
-            log.info(
-                "already complete at step %d, the budget is %d: %s. For more: trainer.max_steps=N",
-                saved.step, completion.budget_of(config, saved), shown(path),
-            )  # fmt: skip
-            return Outcome(path, saved.step, completion.with_evaluation(saved).trainer["val_loss"])
-        branch.check_budget(saved, path, completion.budget_of(config, saved))
-        resume_data.check_place(saved, config)
-    completion.check_warmup(config, saved)
-    initial = weights.open_initial(config) if saved is None else None
-    device = select_device(config.device)
-    with (
-        contextlib.closing(open_data(config, log.info)) as data,
-        contextlib.closing(make_loader(config.loader, data.train)) as loader,
-    ):
-        if initial is not None:
-            weights.check_tokenizer(initial, data.train.manifest)
-        lines = auto_resume.report(found)
-        if saved is not None and changes is not None:
-            saved, more = take_up.taken_up(config, saved, changes, data, loader)
-            lines += more
-        learner = build_learner(config, data.train.vocab_size, device, saved, initial)
-        if saved is not None:
-            lines += take_up.restore_rng(saved, learner, config, device)  # once more before the first step
-        plan = _Plan(config, path, saved, initial, data, loader, device, lines, found)
+    begin = start.settle(config, path, found)
+    if begin is None:
+        assert found.saved is not None
+        log.info("%s", completion.in_words(config, path, found.saved))
+        val_loss = completion.with_evaluation(found.saved).trainer["val_loss"]
+        return Outcome(path, found.saved.step, val_loss)
+    with start.opened(config, path, begin, log.info) as plan:
+        learner = start.learner_of(plan)  # its random state is restored once more before the first step
         path.mkdir(parents=True, exist_ok=True)
         with admission.locked(path):
             admission.check(config, path, found)  # again: another start may have come first
@@ -136,7 +90,7 @@ def record(config: TrainConfig) -> dict[str, Any]:
     return to_dict(dataclasses.replace(config, resume=None, resume_accept=[]))
 
 
-def _execute(plan: _Plan, learner: Learner, composed: dict[str, str], stop: StopRequest) -> Outcome:
+def _execute(plan: Plan, learner: Learner, composed: dict[str, str], stop: StopRequest) -> Outcome:
     path, saved, manifest = plan.path, plan.saved, plan.data.train.manifest
     step = progress_of(saved).step
     identity = identity_of(path, plan.data, saved)
@@ -215,7 +169,7 @@ def _recorded(status: run_dir.Status, stop: StopRequest) -> Iterator[_Ending]:
 
 @contextlib.contextmanager
 def _tracker(
-    plan: _Plan, identity: dict[str, Any], status: run_dir.Status, ending: _Ending, stop: StopRequest
+    plan: Plan, identity: dict[str, Any], status: run_dir.Status, ending: _Ending, stop: StopRequest
 ) -> Iterator[Tracker]:
     manifest, known = plan.data.train.manifest, status.fields["wandb_id"]
     tracked = TrackedRun(
@@ -243,7 +197,7 @@ def _tracker(
         tracker.finish(code, at_most=math.inf if stop.name is None else TRACKER_SECONDS)
 
 
-def _describe(run: Run, plan: _Plan) -> None:
+def _describe(run: Run, plan: Plan) -> None:
     config, train_split = run.config, plan.data.train
     log.info("run       %s", shown(run.path))
     log.info(

@@ -7,6 +7,7 @@ into micro-batches gives the same gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
@@ -38,6 +39,33 @@ class Objective(Protocol):
 def target_counts(targets: Tensor) -> Tensor:
     """How many targets of each row count: int64 `(n,)`."""
     return (targets != IGNORE).sum(dim=1)
+
+
+def backward(
+    objective: Objective,
+    inputs: Tensor,
+    targets: Tensor,
+    micro: int,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> dict[str, Tensor]:
+    """Add a batch's gradient to the weights', in micro-batches: its metrics, on the device.
+
+    The objective is summed and divided once by the whole batch's weight, so any split into micro-batches
+    gives the gradient of the whole batch.
+    """
+    weight = max(1, objective.weight(target_counts(targets)))
+    totals: dict[str, Tensor] = {}
+    for part, part_targets in objective.split(inputs, targets, micro):
+        part = part.to(device, non_blocking=True)
+        part_targets = part_targets.to(device, non_blocking=True)
+        with autocast():
+            sums = objective.sums(part, part_targets)
+            metrics = {name: value / weight for name, value in sums.items()}
+        metrics["loss"].backward()
+        for name, value in metrics.items():
+            totals[name] = totals.get(name, 0.0) + value.detach()
+    return totals
 
 
 class LanguageModelling:

@@ -23,7 +23,7 @@ from harness.config import TrainConfig, tokens_per_step, total_steps
 from harness.config_record import to_dict
 from harness.errors import RunFailed
 from harness.evaluation import evaluate
-from harness.objectives import Objective, target_counts
+from harness.objectives import Objective, backward, target_counts
 from harness.optim import lr_at
 from harness.step_log import StepLog
 
@@ -183,25 +183,15 @@ def next_batch(run: Run) -> tuple[Batch, float]:
 def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[dict[str, Tensor], Tensor]:
     """One optimizer step over a global batch in micro-batches: metrics and gradient norm, on the device.
 
-    The objective is summed and divided once by the whole batch's weight, so any split into micro-batches
-    gives the gradient of the whole batch. A batch without a target has loss 0 and changes nothing: a step
-    with its zero gradient would still decay the weights and follow old momentum.
+    A batch without a target has loss 0 and changes nothing: a step with its zero gradient would still decay
+    the weights and follow old momentum.
     """
     for group in run.optimizer.param_groups:
         group["lr"] = lr
     counts = target_counts(batch.targets)
     has_targets = bool(counts.any())
     run.log.targets(run.progress.step + 1, counts)
-    weight = max(1, run.objective.weight(counts))
-    totals: dict[str, Tensor] = {}
-    for inputs, targets in run.objective.split(batch.inputs, batch.targets, micro):
-        inputs = inputs.to(run.device, non_blocking=True)
-        targets = targets.to(run.device, non_blocking=True)
-        with run.autocast():
-            metrics = {name: value / weight for name, value in run.objective.sums(inputs, targets).items()}
-        metrics["loss"].backward()
-        for name, value in metrics.items():
-            totals[name] = totals.get(name, 0.0) + value.detach()
+    totals = backward(run.objective, batch.inputs, batch.targets, micro, run.device, run.autocast)
     limit = run.config.trainer.grad_clip or float("inf")
     grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
     if has_targets:

@@ -74,16 +74,17 @@ def verify_set(directory: Path | str) -> Verified:
     return result
 
 
-def ensure_verified(manifest: Manifest, mode: str, report: Report) -> None:
+def ensure_verified(manifest: Manifest, mode: str, report: Report, *, keep: bool = True) -> None:
     """What `data.verify` asks for at the start of a run: `full` hashes the set unless that is remembered.
 
-    Raises `UserError` with every fault. Shards without a hash in the manifest are said and let through.
+    `keep` False writes nothing down, so the next start hashes again. Raises `UserError` with every fault.
+    Shards without a hash in the manifest are said and let through.
     """
     if mode == "headers" or is_remembered(manifest):
         return
     shards, states = list(places(manifest)), _states(manifest)
     size = sum(state[0] for state in states.values())
-    report(f"verifying {manifest.directory}: {size / 2**20:,.0f} MiB are hashed once")
+    report(f"verifying {manifest.directory}: {size / 2**20:,.0f} MiB are hashed{' once' if keep else ''}")
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         found = pool.map(lambda place: _shard_faults(manifest, place), shards)
         faults = [fault for faults in found for fault in faults]
@@ -96,7 +97,8 @@ def ensure_verified(manifest: Manifest, mode: str, report: Report) -> None:
         )
     if unhashed := sum(_is_unhashed(place) for place in shards):
         report(f"{manifest.path}: {unhashed} of {len(shards)} shards have no hash there and are not compared")
-    _remember(manifest, states)
+    if keep:
+        _remember(manifest, states)
 
 
 def remember(manifest: Manifest) -> None:
