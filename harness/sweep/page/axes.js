@@ -56,7 +56,7 @@ function axisX(scale, { top, bottom, left, right, label, wanted = Math.max(2, Ma
     svg('text', { class: 'soft', x: right, y: bottom + 34, 'text-anchor': 'end' }, label));
 }
 
-function axisY(scale, { left, right, top, label, wanted = 5 }) {
+function axisY(scale, { left, right, top, bottom, label, wanted = Math.floor((bottom - top) / 50) }) {
   const ticks = scale.ticks(wanted);
   return svg('g', { 'aria-hidden': 'true' },
     ticks.map((tick) => svg('line', { class: 'gridline', x1: left, x2: right, y1: scale(tick), y2: scale(tick) })),

@@ -8,13 +8,22 @@ function coverageSection() {
     ['mean_coverage', 'Mean coverage', 'how often such a token was a target, on average'],
   ].filter(([name]) => groups.some((group) => group.mean !== null && (group.means[name] ?? null) !== null));
   if (!figuresOf.length) return null;
+  const [varied, same] = [figuresOf.filter(([name]) => varies(name)), figuresOf.filter(([name]) => !varies(name))];
   return section('coverage', 'Coverage',
     el('p', { class: 'soft small' },
-      `The same budget can be spent on more text or on the same text again. Each dot is a setting; lower ${data.metric} is better. `,
-      ...figuresOf.map(([name, , words]) => `${name}: ${words}. `)),
-    el('div', { class: 'panels' }, figuresOf.map(([name, heading]) => el('div', {},
+      'The same budget can be spent on more text or on the same text again. ',
+      varied.length ? `Each dot is a setting; lower ${data.metric} is better. ` : '',
+      varied.length && groups.length <= LABELS_FIT && groupKeys.length ? `Labels: ${groupKeys.map((key) => shortNames.get(key)).join(' · ')}. ` : '',
+      figuresOf.map(([name, , words]) => `${name}: ${words}. `)),
+    same.length ? el('p', {}, `Here all settings have the same ${same.map(([name]) => `${name}, ${show(name, groups[0].means[name])}`).join(', and ')}.`) : null,
+    el('div', { class: 'panels' }, varied.map(([name, heading]) => el('div', {},
       el('h3', {}, `${data.metric} against ${heading.toLowerCase()}`),
       figure((width) => scatter(name, width))))));
+}
+
+function varies(name) {
+  const [low, high] = extent(groups.map((group) => group.means[name] ?? null).filter((value) => value !== null));
+  return high - low > 1e-3 * Math.abs(high);
 }
 
 function scatter(name, width) {
@@ -31,7 +40,7 @@ function scatter(name, width) {
     'aria-label': `${data.metric} against ${name}; the figures are in the table of settings.`,
   },
   axisX(x, { top, bottom, left, right, label: `${name}${hidden ? ` (${count(hidden, 'setting')} above the axis)` : ''}` }),
-  axisY(y, { left, right, top, label: data.metric }),
+  axisY(y, { left, right, top, bottom, label: data.metric }),
   inside.map((group) => svg('g', { class: group.is_best ? 'best' : group.is_tied ? 'tied' : null },
     svg('title', {}, `${setting(group.keys)}: ${data.metric} ${showMean(group)}, ${name} ${show(name, group.means[name])}`),
     svg('circle', { class: 'dot', cx: x(group.means[name]), cy: y(group.mean), r: 5 }))),

@@ -2,6 +2,7 @@
 
 const COLOURS = 13;
 const MANY = 40;
+const CROWD = 300;
 const LEGEND_FIRST = 24;
 
 const withCurve = entries.filter((entry) => entry.train.loss.length || entry.validation.loss.length);
@@ -12,7 +13,7 @@ function curvesSection() {
   const hasTraining = withCurve.some((entry) => entry.train.loss.length);
   const view = {
     which: hasValidation ? 'validation' : 'train', x: 'tokens', log: false, late: false,
-    by: groups.length <= COLOURS && groupKeys.length !== 1 ? 'setting' : groupKeys[0] ?? data.swept[0] ?? 'setting',
+    by: groupKeys.length > 1 && groups.length <= COLOURS ? 'setting' : groupKeys[0] ?? data.swept[0] ?? 'setting',
     picked: new Set(),
   };
   const legend = el('ul', { class: 'legend', 'aria-label': 'Colours; a click shows that one alone' });
@@ -34,8 +35,7 @@ function curvesSection() {
       data.swept.length ? select('colour', colourings, view.by, (by) => change({ by })) : null,
       tick('log x', (log) => change({ log })),
       tick('second half only', (late) => change({ late }))),
-    data.swept.length ? legend : null,
-    plot,
+    el('div', { class: 'whole' }, data.swept.length ? legend : null, plot),
     el('p', { class: 'soft small' },
       withCurve.some((entry) => entry.state !== 'done') ? 'Broken lines: jobs that are not done. ' : '',
       'Point at a curve, or focus the figure and use the arrow keys, to see which job it is.'));
@@ -125,11 +125,12 @@ function drawCurves(view, width) {
   const colours = coloursOf(classes(view.by));
   const all = series(view);
   const faint = (line) => view.picked.size > 0 && !view.picked.has(line.name);
-  const [x, y] = curveScales(view, all, { left, right, top, bottom });
-  const lines = all.map((line) => {
+  const [x, y, beyond] = curveScales(view, all, { left, right, top, bottom });
+  // The best on top: where hundreds of curves lie on one another, theirs are looked for.
+  const lines = [...all].sort((a, b) => lastOf(b) - lastOf(a)).map((line) => {
     const points = line.points.filter((point) => point.x >= x.low)
-      .map((point) => ({ ...point, px: x(point.x), py: point.y === null ? null : Math.max(top - 4, y(point.y)) }));
-    const kind = ['curve', all.length > MANY ? 'many' : '', line.entry.state === 'done' ? '' : 'unfinished', faint(line) ? 'faint' : ''];
+      .map((point) => ({ ...point, px: x(point.x), py: point.y === null ? null : y(point.y) }));
+    const kind = ['curve', all.length > CROWD ? 'crowd' : all.length > MANY ? 'many' : '', line.entry.state === 'done' ? '' : 'unfinished', faint(line) ? 'faint' : ''];
     const colour = colours.get(line.name);
     return { ...line, points, colour, faint: faint(line), path: svg('path', { class: kind.filter(Boolean).join(' '), d: trace(points), style: `stroke:${colour}` }) };
   });
@@ -139,12 +140,12 @@ function drawCurves(view, width) {
     'aria-roledescription': 'figure',
     'aria-label': `${view.which === 'train' ? 'Training' : 'Validation'} loss of ${count(lines.length, 'job')} against ${view.x}; arrow keys walk along and between curves.`,
   },
-  axisX(x, { top, bottom, left, right, label: view.x === 'tokens' ? 'tokens trained on' : 'seconds of training' }),
-  axisY(y, { left, right, top, label: 'nats/token' }),
-  lines.map((line) => line.path),
-  few ? lines.flatMap((line) => (line.faint || line.points.length > 40 && view.which === 'train' ? [] : line.points.filter(({ py }) => py !== null)
-    .map(({ px, py }) => svg('circle', { class: 'point', cx: px, cy: py, r: 2.4, style: `fill:${line.colour}` })))) : null);
-  return { root, lines, view, width };
+  svg('clipPath', { id: 'curves-clip' }, svg('rect', { x: left - 4, y: top, width: right - left + 8, height: bottom - top })),
+  axisX(x, { top, bottom, left, right, label: `${beyond ? `${count(beyond, 'job')} above the axis; ` : ''}${view.x === 'tokens' ? 'tokens trained on' : 'seconds of training'}` }),
+  axisY(y, { left, right, top, bottom, label: 'nats/token' }),
+  svg('g', { 'clip-path': 'url(#curves-clip)' }, lines.map((line) => line.path), few ? lines.flatMap((line) => (line.faint || line.points.length > 40 && view.which === 'train' ? [] : line.points.filter(({ py }) => py !== null)
+    .map(({ px, py }) => svg('circle', { class: 'point', cx: px, cy: py, r: 2.4, style: `fill:${line.colour}` })))) : null));
+  return { root, lines, view, width, top };
 }
 
 function curveScales(view, all, { left, right, top, bottom }) {
@@ -153,20 +154,24 @@ function curveScales(view, all, { left, right, top, bottom }) {
   if (view.late) low = view.log ? Math.sqrt(low * high) : (low + high) / 2;
   else if (!view.log) low = 0;
   const x = (view.log ? logarithmic : linear)(low, high, left, right);
+  // Jobs that ended far above the others leave the figure at its top.
+  const usual = reach(all.map(lastOf))[1];
+  const beyond = all.filter((line) => lastOf(line) > usual);
   let [least, most] = [Infinity, -Infinity];
-  const heights = [];
-  for (const { points } of all) {
-    for (const point of points) {
-      if (point.x < low || point.y === null) continue;
-      [least, most] = [Math.min(least, point.y), Math.max(most, point.y)];
-      heights.push(point.y);
+  for (const line of all) {
+    if (lastOf(line) > usual) continue;
+    for (const point of line.points) {
+      if (point.x >= low && point.y !== null) [least, most] = [Math.min(least, point.y), Math.max(most, point.y)];
     }
   }
-  // Losses of a run that went wrong leave the figure at its top.
-  heights.sort((a, b) => a - b);
-  const usual = heights[Math.floor(heights.length * 0.95)];
-  if (most > usual + 2 * (usual - least)) most = usual + (usual - least) * 0.5;
-  return [x, linear(...padded([least, most], 0.03), bottom, top)];
+  if (least > most) [least, most] = [0, usual];
+  return [x, linear(...padded([least, most], 0.03), bottom, top), beyond.length];
+}
+
+function lastOf({ points }) {
+  let last = points.length - 1;
+  while (points[last].y === null) last -= 1;
+  return points[last].y;
 }
 
 function trace(points) {
@@ -185,25 +190,26 @@ function trace(points) {
 
 // ---- what is under the pointer, or chosen by the arrow keys
 
-function pointing({ root, lines, view, width }, box, spoken) {
+function pointing({ root, lines, view, width, top }, box, spoken) {
   const ring = svg('circle', { class: 'ring', r: 5, visibility: 'hidden' });
-  const usable = lines.filter((line) => !line.faint).map((line) => ({ ...line, points: line.points.filter(({ py }) => py !== null) }))
+  const above = svg('path', { class: 'curve over', 'clip-path': 'url(#curves-clip)' });
+  const usable = lines.filter((line) => !line.faint).map((line) => ({ ...line, points: line.points.filter(({ py }) => py !== null).map((point) => ({ ...point, py: Math.max(top, point.py) })) }))
     .filter((line) => line.points.length);
   let over = null;
   let at = 0;
-  root.append(ring);
+  root.append(above, ring);
 
   function to(line, index) {
-    if (over) over.path.classList.remove('over');
     over = line;
     at = index;
     if (!line) {
       ring.setAttribute('visibility', 'hidden');
+      above.setAttribute('d', '');
       box.hidden = true;
       return;
     }
     const { px, py } = line.points[index];
-    line.path.classList.add('over');
+    filled(above, { d: line.path.getAttribute('d'), style: `stroke:${line.colour}` }, []);
     filled(ring, { cx: px, cy: py, visibility: 'visible', style: `stroke:${line.colour}` }, []);
     box.replaceChildren(...told(line, line.points[index], view));
     box.hidden = false;
@@ -234,7 +240,7 @@ function pointing({ root, lines, view, width }, box, spoken) {
     if ((!along && !across) || !usable.length) return;
     event.preventDefault();
     step(along, across);
-    spoken.textContent = box.textContent;
+    spoken.textContent = [...box.childNodes].map((node) => (node.nodeName === 'BR' ? '; ' : node.textContent)).join('');
   });
 
   // Up and down go to the next higher or lower curve at this place, by its nearest point.

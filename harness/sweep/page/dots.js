@@ -58,7 +58,7 @@ function dots(shown, width) {
   },
   names,
   wide ? svg('text', { class: 'soft', x: width, y: 12, 'text-anchor': 'end' }, 'mean ± 95 %') : null,
-  shown.map((_, index) => (index % 2 ? svg('rect', { class: 'stripe', x: 0, y: top + index * row, width, height: row }) : null)),
+  shown.map((_, index) => (wide && index % 2 ? svg('rect', { class: 'stripe', x: 0, y: top + index * row, width, height: row }) : null)),
   axisX(scale, { top, bottom, left, right, label: `${data.metric} (${unit(data.metric)})` }),
   best ? svg('line', { class: 'reference', x1: scale(best.mean), x2: scale(best.mean), y1: top, y2: bottom }) : null,
   shown.map((group, index) => dotsRow(group, { texts: texts[index], columns, scale, left, right, width, wide, y: top + index * row, row })));
@@ -90,13 +90,13 @@ function dotsRow(group, { texts, columns, scale, left, right, width, wide, y, ro
   const off = group.mean > scale.high;
   const half = group.half_width ?? 0;
   const [from, to] = [scale(group.mean - half), scale(group.mean + half)];
-  const labels = texts.map((text, index) => svg('text', { x: columns.starts[index], y: baseline, class: group.is_best ? 'strong' : null },
+  const labels = texts.map((text, index) => svg('text', { x: columns.starts[index], y: baseline, class: group.is_best ? 'halo strong' : 'halo' },
     cut(text, columns.characters), svg('title', {}, text)));
   return svg('g', { class: group.is_best ? 'best' : group.is_tied ? 'tied' : null },
     svg('title', {}, `${setting(group.keys)}: ${showMean(group)} (${count(group.entries.length, 'job')})`),
     labels,
-    svg('text', { x: width, y: baseline, 'text-anchor': 'end', class: group.is_best ? 'strong accent' : group.is_tied ? 'accent' : 'soft' },
-      `${showMean(group)}${group.is_best ? ' best' : group.is_tied ? ' tied' : ''}`),
+    svg('text', { x: width, y: baseline, 'text-anchor': 'end', class: `halo ${group.is_best ? 'strong accent' : group.is_tied ? 'accent' : 'soft'}` },
+      `${showMean(group)}${groups.length < 2 ? '' : group.is_best ? ' best' : group.is_tied ? ' tied' : ''}`),
     group.half_width === null || off ? null : svg('line', { class: 'interval', x1: inside(from), x2: inside(to), y1: middle, y2: middle }),
     !off && from < left ? arrow(left, middle, -1) : null,
     off || to > right ? arrow(right, middle, 1) : null,

@@ -6,7 +6,7 @@ function heatSection() {
   const varied = data.swept.filter((key) => valuesOf(key).length > 1);
   if (varied.length < 2) return null;
   // Not the seed first: few ask for it.
-  const first = [...varied.filter((key) => groupKeys.includes(key)), ...varied];
+  const first = [...new Set([...varied.filter((key) => groupKeys.includes(key)), ...varied])];
   const view = { row: first[0], column: first[1] };
   const place = el('div');
   const draw = () => place.replaceChildren(...heatMap(view));
@@ -63,7 +63,7 @@ function heatMap({ row, column }) {
           el('tr', {}, el('th', { class: 'axis' }, `${row} ↓`), columns.map((value) => el('th', { scope: 'col', title: keyText(value) }, cut(keyText(value), 18))))),
         el('tbody', {}, rows.map((a) => el('tr', {},
           el('th', { scope: 'row', title: keyText(a) }, cut(keyText(a), 24)), columns.map((b) => cellOf(a, b))))))),
-    means.length ? heatScale(low, high, means.some((value) => value > high)) : null,
+    means.length ? heatScale(low, high, means.some((value) => value > high), cells.size < rows.length * columns.length) : null,
     el('p', { class: 'soft small' },
       `Each cell: mean ${data.metric} of the done jobs with these two values`, uneven ? ', n of them' : counts.size ? ` (${count([...counts][0], 'job')} each)` : '',
       '. The lowest is framed. ',
@@ -78,11 +78,11 @@ function padHigh([low, high]) {
   return high > low ? [low, high] : [low, low];
 }
 
-function heatScale(low, high, beyond) {
+function heatScale(low, high, beyond, missing) {
   const steps = Array.from({ length: SHADES }, (_, index) => el('i', { '--c': `var(--heat-${SHADES - 1 - index})` }));
   return el('div', { class: 'scale' },
     el('span', {}, `${data.metric} (${unit(data.metric)}): ${show(data.metric, low)}`),
     el('span', { class: 'steps', 'aria-hidden': 'true' }, steps),
     el('span', {}, `${show(data.metric, high)}${beyond ? ' and more' : ''}`),
-    el('span', {}, el('i', { class: 'missing', style: 'display:inline-block;vertical-align:-1px' }), ' no done job'));
+    missing ? el('span', {}, el('i', { class: 'missing' }), ' no done job') : null);
 }

@@ -34,7 +34,7 @@ function unfinishedSection() {
   const counts = STATES.map((name) => [name, rest.filter((entry) => entry.state === name).length]).filter(([, number]) => number);
   return section('unfinished', 'Not done',
     el('p', { class: 'soft small' }, counts.map(([name, number]) => `${fixed(number, 0)} ${name} (${STATE_WORDS[name]})`).join('; '),
-      '. The sweep’s command, given again, tries these jobs and no others.'),
+      '. A sweep’s command, given again, takes up these jobs and leaves the done ones alone.'),
     table({
       caption: 'Jobs that are not done', rows: rest, limit: 25, first: [stateColumn, false],
       columns: [

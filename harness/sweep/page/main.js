@@ -1,6 +1,6 @@
 // The page from top to bottom: what was compared, the answer, then the figures behind it.
 
-const NAMED = 6;
+const NAMED = 4;
 
 function compared() {
   const parts = STATES.map((name) => [name, entries.filter((entry) => entry.state === name).length]).filter(([, number]) => number);
@@ -24,12 +24,23 @@ function sentences() {
   if (!entries.length) return [['There are no jobs here yet.']];
   if (!done.length) return [['No job is done yet, so there is nothing to compare.']];
   if (!bestGroup || bestGroup.mean === null) return [[`No done job has a ${data.metric} to compare.`]];
-  const after = data.equal_tokens === null ? '' : ` after ${fixed(data.equal_tokens, 0)} tokens`;
-  const seeds = bestGroup.half_width === null ? count(bestGroup.entries.length, 'seed')
-    : `95 % interval, ${count(bestGroup.entries.length, 'seed')}`;
-  const figure = [el('b', {}, `${showMean(bestGroup)} ${unit(data.metric)}`), ` (${seeds})${after}.`];
-  if (groups.length === 1) return [[bestGroup.entries.length > 1 ? `Mean ${data.metric} ` : `${data.metric} `, ...figure], ['One setting is done: nothing to compare it with.']];
-  return [['Best: ', el('b', {}, longSetting(bestGroup)), `, with ${bestGroup.entries.length > 1 ? 'mean ' : ''}${data.metric} `, ...figure], noise()];
+  if (groups.length === 1) return [reached(bestGroup), ['Only one setting is done, so there is nothing to compare it with. ', commandLink()]];
+  return [['Best: ', el('b', {}, longSetting(bestGroup)), ', with ', ...reached(bestGroup), commandLink()], noise()];
+}
+
+// "mean val_loss 2.396 ± 0.016 nats/token (95 % interval, 2 seeds) after 102,400 tokens. "
+function reached(group) {
+  const jobs = count(group.entries.length, 'seed');
+  return [
+    `${group.entries.length > 1 ? 'mean ' : ''}${data.metric} `,
+    el('b', {}, `${showMean(group)} ${unit(data.metric)}`),
+    ` (${group.half_width === null ? jobs : `95 % interval, ${jobs}`})`,
+    data.equal_tokens === null ? '. ' : ` after ${fixed(data.equal_tokens, 0)} tokens. `,
+  ];
+}
+
+function commandLink() {
+  return data.best !== null && entries[data.best].command ? el('a', { href: '#command' }, 'Its command.') : null;
 }
 
 function longSetting(group) {
@@ -44,7 +55,7 @@ function noise() {
     return [`Inside the noise of the seeds, so not told apart from it: ${names}${rest}.`];
   }
   if (groups.every((group) => group.half_width === null)) {
-    return ['Each setting has one seed, so how far the same setting would fall apart is not known: a difference may be chance.'];
+    return ['Each setting has one seed, so what chance alone does to it is not known: a difference may be noise.'];
   }
   return ['No other setting is inside the noise of the seeds.'];
 }
@@ -52,7 +63,7 @@ function noise() {
 function bestCommand() {
   const best = data.best === null ? null : entries[data.best];
   if (!best) return null;
-  return section('command', 'The best job again',
+  return section('command', entries.length > 1 ? 'The best job again' : 'The job again',
     best.command ? el('div', { class: 'command' }, el('code', {}, best.command), copyButton(best.command, 'Copy', 'Copy the command of the best job')) : null,
     el('p', { class: 'soft small' }, `${data.metric} ${show(data.metric, best.values[data.metric])}; its directory: `, el('code', {}, best.path)));
 }

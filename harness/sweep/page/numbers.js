@@ -5,8 +5,8 @@ const NONE = '–';
 const UNITS = {
   val_loss: 'nats/token', best_val_loss: 'nats/token', loss: 'nats/token', train_loss: 'nats/token',
   val_bits_per_byte: 'bits/byte', best_val_bits_per_byte: 'bits/byte',
-  tokens: 'tokens', unique_tokens: 'tokens', target_tokens: 'tokens', mean_coverage: 'times a token',
-  tokens_per_s: 'tokens/s', data_wait_share: '% of time', peak_memory_mb: 'MB', wall_s: 'time', step: 'steps', steps: 'steps',
+  mean_coverage: 'times a token',
+  tokens_per_s: 'tokens/s', data_wait_share: '% of time', peak_memory_mb: 'MB', wall_s: 'time',
 };
 const INTEGERS = new Set(['tokens', 'unique_tokens', 'target_tokens', 'tokens_per_s', 'peak_memory_mb', 'step', 'steps']);
 

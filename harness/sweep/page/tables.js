@@ -84,19 +84,19 @@ function figureColumn(name, of) {
 
 function groupsTable() {
   const meanColumn = {
-    name: data.metric, unit: `${unit(data.metric)}, mean ± 95 %`, kind: 'number',
+    name: data.metric, unit: [unit(data.metric), el('br'), 'mean ± 95 %'], kind: 'number',
     value: (group) => group.mean, cell: (group) => el('b', {}, showMean(group)),
   };
   // The metric's own column would only say the mean again.
   const repeated = groups.every((group) => group.means[data.metric] === group.mean);
   const columns = [
     ...keyColumns(groupKeys),
-    { name: 'mark', kind: 'key', value: (group) => (group.is_best ? 0 : group.is_tied ? 1 : 2), cell: (group) => mark(group) },
+    groups.length < 2 ? null : { name: 'mark', kind: 'key', value: (group) => (group.is_best ? 0 : group.is_tied ? 1 : 2), cell: (group) => mark(group) },
     meanColumn,
     { name: 'seeds', kind: 'number', value: (group) => group.entries.length, cell: (group) => fixed(group.entries.length, 0) },
     ...data.columns.filter((name) => !(repeated && name === data.metric) && name !== 'seeds')
       .map((name) => figureColumn(name, (group) => group.means)),
-  ];
+  ].filter(Boolean);
   return section('settings', 'Settings',
     el('p', { class: 'soft small' },
       'One row for the done jobs that differ in their seed alone; figures are means over them. ',
