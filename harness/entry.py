@@ -49,6 +49,11 @@ def audit() -> None:
     _until_ctrl_c("harness.audit_cli")
 
 
+def report() -> None:
+    """`report.py`, `harness-report`."""
+    _until_ctrl_c("harness.sweep.report_cli")
+
+
 def _until_ctrl_c(module: str) -> None:
     """A command that keeps nothing to go on from: Ctrl-C is 130, other signals mean what they always do."""
     preemption.run(lambda: _main(module), EXIT_AT_ONCE, (signal.SIGINT,))

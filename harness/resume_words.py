@@ -58,7 +58,7 @@ def _replayed(line: CommandLine, run_dir: Path, last: list[str]) -> CommandLine:
     config = _read_yaml(run_dir / "config.yaml", dict)
     places = overrides.path_overrides({key: _value(config, key) for key in PATH_KEYS})
     words = overrides.replay(old, _without_resume(line.overrides), places)
-    return CommandLine([*_config_flags(line, composed), *line.flags], [*words, *last, "hydra.mode=RUN"])
+    return CommandLine([*config_flags(line, composed), *line.flags], [*words, *last, "hydra.mode=RUN"])
 
 
 def _own_words(path: Path) -> list[str]:
@@ -70,7 +70,7 @@ def _own_words(path: Path) -> list[str]:
     return words
 
 
-def _config_flags(line: CommandLine, composed: dict[str, Any]) -> list[str]:
+def config_flags(line: CommandLine, composed: dict[str, Any]) -> list[str]:
     """The run's `--config-dir` and `--config-name`, where it had them and the new command names none."""
     flags = []
     if line.flag_value("--config-dir", "-cd") is None:

@@ -30,7 +30,7 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         if path.exists():
-            lines = _whole_lines(path)
+            lines = [line for line, _ in _whole_lines(path)]
             if sum(map(len, lines)) != path.stat().st_size:
                 write_atomic(path, b"".join(lines))
         self.path, self._file, self._waits = path, AppendFile(path), False
@@ -68,7 +68,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
     Raises `UserError` with file and line where any other line is not a row.
     """
-    return [_decode_row(line) for line in _whole_lines(path)]
+    return [_with_numbers(row) for _, row in _whole_lines(path)]
 
 
 def evaluation_of(path: Path, step: int) -> dict[str, Any] | None:
@@ -103,7 +103,7 @@ def keep_rows(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> int:
     if not path.exists():
         return 0
     lines = _whole_lines(path)
-    kept = [line for line in lines if wanted(json.loads(line))]
+    kept = [line for line, row in lines if wanted(row)]
     if sum(map(len, kept)) != path.stat().st_size:
         write_atomic(path, b"".join(kept))
     return len(lines) - len(kept)
@@ -115,7 +115,7 @@ def last_rows(path: Path, size: int = 1 << 17) -> list[dict[str, Any]]:
         start = max(0, path.stat().st_size - size)
         file.seek(start)
         lines = file.read().split(b"\n")
-    return [_decode_row(line) for line in lines[1 if start else 0 :] if line]
+    return [_with_numbers(json.loads(line)) for line in lines[1 if start else 0 :] if line]
 
 
 def encode_row(row: dict[str, Any]) -> bytes:
@@ -130,15 +130,14 @@ def encode_row(row: dict[str, Any]) -> bytes:
     return json.dumps(values, allow_nan=False).encode() + b"\n"
 
 
-def _decode_row(line: bytes) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads(line)
+def _with_numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in row.items()
     }
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    """Every line that holds a row, each with its newline."""
+def _whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Every line that holds a row, each with its newline, and the row."""
     lines = path.read_bytes().split(b"\n")
     whole = []
     for number, line in enumerate(lines, start=1):
@@ -149,7 +148,7 @@ def _whole_lines(path: Path) -> list[bytes]:
         except ValueError:
             row = None
         if _is_row(row):
-            whole.append(line + b"\n")
+            whole.append((line + b"\n", row))
         elif any(later.strip() for later in lines[number:]):
             # A crash can only tear the end; this was something else, and dropping it would hide it.
             raise UserError(
