@@ -13,7 +13,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness import checkpoint, helptext, overrides
+from harness import checkpoint, overrides
 from harness.composition import composed_files, to_dataclass
 from harness.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
 from harness.hydra_app import run_app
@@ -29,7 +29,7 @@ def main() -> None:
         said_auto = overrides.value_of(line.overrides, "resume") == "auto"
         line = resume_words.prepare(line)
         line.overrides = overrides.one_budget(line.overrides)
-        if line.multirun and not helptext.wants_help(line):
+        if line.multirun and not line.only_shows:
             from harness.sweep import parent
 
             parent.main(line)

@@ -17,6 +17,9 @@ _FLAGS_WITH_VALUE = {
     "--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c",
     "--info", "-i", "--experimental-rerun",
 }  # fmt: skip
+_FLAGS_THAT_SHOW = {
+    "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc",
+}  # fmt: skip
 _QUOTED_KEYS = (*PATH_KEYS, "resume", "hydra.run.dir", "run.name")
 _BUDGETS = ("trainer.max_steps", "trainer.max_tokens")
 
@@ -31,6 +34,11 @@ class CommandLine:
     @property
     def multirun(self) -> bool:
         return "-m" in self.flags or "--multirun" in self.flags
+
+    @property
+    def only_shows(self) -> bool:
+        """Whether it asks for something to read, and nothing is run."""
+        return any(word.partition("=")[0] in _FLAGS_THAT_SHOW for word in self.flags)
 
     def flag_value(self, *names: str) -> str | None:
         """The value of the last of the flags `names` (`--config-dir DIR` or `--config-dir=DIR`)."""

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UserError
 from harness.overrides import key_of
 from harness.run_dir import now
 from harness.sweep.grid import Grid
 from harness.sweep.identity import JOB_FILE, find_job
+from harness.sweep.job import REFUSED_FILE
 from harness.sweep.states import DIED, DONE, FAILED, RUNNING, STOPPED, WAITING, JobState, read_state
+from harness.tracking.jsonl import read_rows
 
 _POLL_S = 1.0
 _ORDER = (DONE, RUNNING, FAILED, DIED, STOPPED, WAITING)
@@ -53,7 +55,7 @@ class Board:
         for line in lines:
             if line.path is None and line.sha256 is not None:
                 line.path = find_job(self.folder, line.sha256)
-            if line.state.state != DONE:
+            if line.state.state != DONE and (line.path is not None or line.sha256 is not None):
                 line.state = read_state(line.path)
         return lines
 
@@ -76,8 +78,12 @@ class Board:
         return "\n".join([*rows, self.counts(lines, over=True)])
 
     def exit_code(self) -> int:
-        """0: all are done; 1: one has failed; 75: one is not finished, here or in another launch."""
-        states = {line.state.state for line in self.look()}
+        """0: all are done; 1: one has failed; 75: one is not finished, here or in another launch.
+
+        What a sweeper looked for in an earlier launch does not count.
+        """
+        has_grid = self._lines is not None
+        states = {line.state.state for line in self.look() if has_grid or self._is_of_now(line)}
         if states <= {DONE}:
             return EXIT_DONE
         return EXIT_FAILED if states & {FAILED, DIED} else EXIT_STOPPED
@@ -120,6 +126,10 @@ def _found(folder: Path) -> list[_Line]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             words = json.loads(file.read_bytes())["words"]
             lines.append(_Line(" ".join(map(str, words)) or file.parent.name, None, file.parent))
+    with contextlib.suppress(OSError, UserError):
+        for row in read_rows(folder / REFUSED_FILE):
+            state = JobState(FAILED, 0, 0, f"user: {row['error']}", row["time"])
+            lines.append(_Line(" ".join(row["words"]), None, state=state))
     return lines
 
 

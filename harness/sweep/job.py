@@ -6,6 +6,7 @@ stop is for the whole process.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -17,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import failure, run_dir
+from harness.append_file import AppendFile
 from harness.commands import shown
 from harness.config import TrainConfig, set_directory
-from harness.errors import EXIT_USER
+from harness.errors import EXIT_USER, UserError
 from harness.files import write_json
 from harness.growth import COPY
 from harness.storage.manifest import load_manifest, manifest_digest
@@ -32,6 +34,7 @@ from harness.tracking.jsonl import loss_after
 log = logging.getLogger("harness")
 
 ELSEWHERE = "elsewhere"
+REFUSED_FILE = "refused.jsonl"  # in a sweep's folder: time, words, error
 # What a sweeper is told of a job without a finite loss: sweepers stumble over NaN and infinity.
 FAILED_OBJECTIVE = 1e9
 
@@ -94,6 +97,15 @@ def _run(
     if outcome.stopped:
         return Ended(path, STOPPED)
     return Ended(path, DONE, _finite(outcome.val_loss))
+
+
+def refuse(folder: Path, words: list[str], error: UserError) -> Ended:
+    """Note that settings which a sweeper tried are none that could be trained; they have no directory."""
+    log.error("error: %s: %s", " ".join(words), error)
+    row = {"time": run_dir.now(), "words": words, "error": str(error)}
+    with contextlib.closing(AppendFile(folder / REFUSED_FILE)) as file:
+        file.append(json.dumps(row).encode() + b"\n")
+    return Ended(None, FAILED, exit_code=EXIT_USER)
 
 
 def _release() -> None:

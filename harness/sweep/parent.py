@@ -11,11 +11,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from harness.composition import composed_files, config_dir, register, to_dataclass
-from harness.errors import EXIT_DONE, EXIT_STOPPED
+from harness.errors import EXIT_DONE, EXIT_STOPPED, UserError
 from harness.overrides import CommandLine, key_of
 from harness.sweep.board import Board
 from harness.sweep.grid import grid_of, named
-from harness.sweep.job import run_job
+from harness.sweep.job import refuse, run_job
 from harness.sweep.states import STOPPED
 
 
@@ -44,9 +44,13 @@ def _hydra(line: CommandLine) -> None:
 def task(cfg: DictConfig) -> float:
     """One job, in the process that a launcher chose; what it returns is a sweeper's objective."""
     os.chdir(HydraConfig.get().runtime.cwd)
-    config, folder = to_dataclass(cfg), Path(HydraConfig.get().runtime.output_dir)
-    words = [word for word in HydraConfig.get().overrides.task if key_of(word) in config.sweep.keys]
-    ended = run_job(config, folder, words, composed_files(cfg))
+    folder, words = Path(HydraConfig.get().runtime.output_dir), list(HydraConfig.get().overrides.task)
+    try:
+        config = to_dataclass(cfg)
+    except UserError as error:  # of a sweeper that looks for its own jobs: a grid was checked before
+        return refuse(folder, words, error).objective
+    own = [word for word in words if key_of(word) in config.sweep.keys]
+    ended = run_job(config, folder, own, composed_files(cfg))
     if ended.state == STOPPED:
         raise SystemExit(EXIT_STOPPED)
     return ended.objective
