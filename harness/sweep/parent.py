@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -13,10 +14,13 @@ from omegaconf import DictConfig
 from harness.composition import composed_files, config_dir, register, to_dataclass
 from harness.errors import EXIT_DONE, EXIT_STOPPED, UserError
 from harness.overrides import CommandLine, key_of
+from harness.sweep import report, report_text
 from harness.sweep.board import Board
 from harness.sweep.grid import grid_of, named
 from harness.sweep.job import refuse, run_job
 from harness.sweep.states import STOPPED
+
+log = logging.getLogger("harness")
 
 
 def main(line: CommandLine) -> None:
@@ -29,10 +33,22 @@ def main(line: CommandLine) -> None:
     try:
         with board.watching():
             _hydra(line)
-    finally:
-        print(board.table(), flush=True)
+    except SystemExit as stop:
+        if stop.code == EXIT_STOPPED:  # who stops a sweep does not wait for a report
+            print(board.table(), flush=True)
+            raise
+    print(board.table(), flush=True)
+    _report(folder)
     if (code := board.exit_code()) != EXIT_DONE:
         raise SystemExit(code)
+
+
+def _report(folder: Path) -> None:
+    """Compare what there is; that this fails must not hide how the jobs ended."""
+    try:
+        print(f"\n{report_text.text(report.write_report(folder))}", flush=True)
+    except Exception as error:
+        log.error("no report: %s: %s", type(error).__name__, error)
 
 
 def _hydra(line: CommandLine) -> None:

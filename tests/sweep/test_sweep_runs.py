@@ -22,7 +22,8 @@ def test_a_sweep_ends_its_jobs_and_says_which_failed(data: Path, tmp_path: Path)
     words = ["-m", *TINY, f"data.root={data}"]
     result = train_py(*words, *GRID, cwd=tmp_path)
     assert result.returncode == 1
-    assert result.stdout.rstrip().endswith("sweep seed-stride: 2 of 4 done, 2 failed")
+    assert "\nsweep seed-stride: 2 of 4 done, 2 failed\n" in result.stdout
+    assert "val_loss after 512 tokens: 2 jobs in 1 group" in result.stdout
     assert "error: loader.batch_size=4 needs 4 windows, but train has 1" in result.stderr + result.stdout
     assert "Traceback" not in result.stderr + result.stdout
     folder = tmp_path / "multirun" / "seed-stride"
@@ -39,4 +40,5 @@ def test_a_sweep_ends_its_jobs_and_says_which_failed(data: Path, tmp_path: Path)
     )  # fmt: skip
     assert again.returncode == 0
     assert again.stdout.count("done already") == 2
+    assert {"report.csv", "report.html"} <= {path.name for path in folder.iterdir()}
     assert [snapshot(path) for path in done] == before
