@@ -16,6 +16,7 @@ from typing import Any
 from harness.sweep.comparison import Comparison, Entry, Group, Point
 
 _SCRIPTS = ("base", "numbers", "axes", "tables", "dots", "coverage", "curves", "heat", "jobs", "main")
+_MOST_POINTS = 80_000  # of the training curves together, and of the others: as many as a page draws at once
 _LARGEST = 2**53  # integers beyond it lose digits in a browser
 
 
@@ -41,6 +42,7 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
 
     Figures that are not finite are null; in keys, which hold what a user wrote, they are words.
     """
+    points = max(20, _MOST_POINTS // max(1, len(comparison.entries)))
     places = {str(entry.path): place for place, entry in enumerate(comparison.entries)}
     return {
         "name": _printable(comparison.name),
@@ -49,21 +51,21 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
         "metric": comparison.metric,
         "equal_tokens": comparison.equal_tokens,
         "notes": list(comparison.notes),
-        "entries": [_entry(entry) for entry in comparison.entries],
+        "entries": [_entry(entry, points) for entry in comparison.entries],
         "groups": [_group(group, places) for group in comparison.groups],
         "best": None if comparison.best is None else places[str(comparison.best.path)],
     }
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: Entry, points: int) -> dict[str, Any]:
     return {
         "path": _printable(str(entry.path)),
         "state": entry.state,
         "reason": _printable(entry.reason),
         "keys": _keys(entry.keys),
         "values": _finite_values(entry.values),
-        "train": _curve(entry.train),
-        "validation": _curve(entry.validation),
+        "train": _curve(entry.train, points),
+        "validation": _curve(entry.validation, points),
         "command": _printable(entry.command),
     }
 
@@ -80,12 +82,14 @@ def _group(group: Group, places: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _curve(points: list[Point]) -> dict[str, list[float | None]]:
-    """Columns of a curve, with the digits that a figure can show: a thousand jobs make a page of few MB."""
+def _curve(curve: list[Point], points: int) -> dict[str, list[float | None]]:
+    """Columns of at most `points` points, the last one among them, with the digits that a figure can show."""
+    every = -(-len(curve) // points) or 1
+    kept = curve[::-1][::every][::-1]
     return {
-        "tokens": [point.tokens for point in points],
-        "seconds": [_rounded(point.seconds) for point in points],
-        "loss": [_rounded(point.loss) for point in points],
+        "tokens": [point.tokens for point in kept],
+        "seconds": [_rounded(point.seconds) for point in kept],
+        "loss": [_rounded(point.loss) for point in kept],
     }
 
 

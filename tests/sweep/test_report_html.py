@@ -188,11 +188,16 @@ def test_a_thousand_jobs_are_few_megabytes() -> None:
         Entry(
             *(Path(f"multirun/s/lr{place}-stride64-0a1b2c3d"), "done", "", {"lr": place / 7, "stride": 64}),
             {f"column_{number}": place / 3 for number in range(15)},
-            [Point(40960 * number, number / 7 + place, 3 + place / number) for number in range(1, 101)],
-            [Point(409600 * number, number / 7 + place, 3 + place / number) for number in range(1, 11)],
+            [Point(40960 * number, number / 7 + place, 3 + place / number) for number in range(1, 201)],
+            [Point(40960 * number, number / 7 + place, 3 + place / number) for number in range(1, 201)],
             f"python train.py experiment=sweep_stride_seq_len optimizer.lr={place / 7} loader.stride=64",
         )
         for place in range(1000)
     ]
 
-    assert len(html(comparison(jobs, [], ["lr", "stride"])).encode()) < 5_000_000
+    text = html(comparison(jobs, [], ["lr", "stride"]))
+    curve = Page(text).data["entries"][7]["train"]
+
+    assert len(text.encode()) < 5_000_000
+    assert len(curve["tokens"]) == 67
+    assert curve["tokens"][-1] == 200 * 40960

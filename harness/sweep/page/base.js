@@ -5,11 +5,8 @@ const entries = data.entries.map((entry, place) => ({ ...entry, place }));
 const groups = data.groups.map((group) => ({ ...group, entries: group.entries.map((place) => entries[place]) }))
   .sort((a, b) => (a.mean ?? Infinity) - (b.mean ?? Infinity));
 const bestGroup = groups.find((group) => group.is_best) ?? null;
-const done = entries.filter((entry) => entry.state === 'done');
-// A group's keys are the swept ones without the seeds.
-const groupKeys = groups.length
-  ? data.swept.filter((key) => groups.some((group) => key in group.keys))
-  : data.swept;
+const compared = groups.flatMap((group) => group.entries);
+const groupKeys = data.swept.filter((key) => key !== 'seed');
 
 const SVG = 'http://www.w3.org/2000/svg';
 

@@ -22,7 +22,8 @@ function dotsSection() {
   return section('spread', 'Spread over seeds',
     el('p', { class: 'soft small' }, `Dot: mean ${data.metric} of a setting, lower is better. `,
       usable.some((group) => group.half_width !== null) ? 'Line: its 95 % interval. ' : 'One seed a setting, so no interval. ',
-      'Rings: single jobs. Arrows: goes on beyond the axis.'),
+      'Rings: single jobs. Arrows: goes on beyond the axis. ',
+      groups.some((group) => group.is_tied) ? 'Ties are judged by the seeds of all settings together, a line by its own seeds alone.' : ''),
     plot,
     usable.length > DOTS_FIRST ? el('p', { class: 'more' }, more) : null);
 }

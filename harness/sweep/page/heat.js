@@ -1,10 +1,10 @@
-// A map of the metric over two swept keys: the mean of the done jobs over all other keys and seeds.
+// A map of the metric over two swept keys: the mean of the compared jobs over all other keys and seeds.
 
 const SHADES = 9;
 
 function heatSection() {
   const varied = data.swept.filter((key) => valuesOf(key).length > 1);
-  if (varied.length < 2) return null;
+  if (varied.length < 2 || !compared.length) return null;
   // Not the seed first: few ask for it.
   const first = [...new Set([...varied.filter((key) => groupKeys.includes(key)), ...varied])];
   const view = { row: first[0], column: first[1] };
@@ -29,11 +29,10 @@ function heatSection() {
 }
 
 function heatMap({ row, column }) {
-  const usable = done.filter((entry) => (entry.values[data.metric] ?? null) !== null);
   const [rows, columns] = [valuesOf(row), valuesOf(column)];
   const cells = new Map();
   const name = (a, b) => JSON.stringify([a ?? null, b ?? null]);
-  for (const entry of usable) {
+  for (const entry of compared) {
     const cell = name(entry.keys[row], entry.keys[column]);
     cells.set(cell, [...(cells.get(cell) ?? []), entry.values[data.metric]]);
   }
@@ -46,11 +45,11 @@ function heatMap({ row, column }) {
 
   function cellOf(a, b) {
     const values = cells.get(name(a, b));
-    if (!values) return el('td', { class: 'missing', title: 'no done job' }, el('span', { 'aria-label': 'no done job' }, NONE));
+    if (!values) return el('td', { class: 'missing', title: 'no job to compare' }, el('span', { 'aria-label': 'no job to compare' }, NONE));
     const value = mean(values);
     const step = shade(value);
     return el('td', {
-      class: `${step >= STRONG ? 'strong' : 'pale'}${value === lowest ? ' top' : ''}`, '--c': `var(--heat-${step})`,
+      class: `${inkOn(step)}${value === lowest ? ' top' : ''}`, '--c': `var(--heat-${step})`,
       title: `${row} = ${keyText(a)}, ${column} = ${keyText(b)}: mean of ${count(values.length, 'job')}`,
     }, show(data.metric, value), uneven ? el('small', {}, `n = ${values.length}`) : null);
   }
@@ -65,14 +64,16 @@ function heatMap({ row, column }) {
           el('th', { scope: 'row', title: keyText(a) }, cut(keyText(a), 24)), columns.map((b) => cellOf(a, b))))))),
     means.length ? heatScale(low, high, means.some((value) => value > high), cells.size < rows.length * columns.length) : null,
     el('p', { class: 'soft small' },
-      `Each cell: mean ${data.metric} of the done jobs with these two values`, uneven ? ', n of them' : counts.size ? ` (${count([...counts][0], 'job')} each)` : '',
+      `Each cell: mean ${data.metric} of the jobs with these two values`, uneven ? ', n of them' : counts.size ? ` (${count([...counts][0], 'job')} each)` : '',
       '. The lowest is framed. ',
       uneven ? 'Cells with unlike numbers of jobs may average over unlike other keys: compare them with care.' : ''),
   ].filter(Boolean);
 }
 
-// The first shade on which light text, in the dark theme dark text, is the one to be read.
-const STRONG = 6;
+// Which text can be read on a shade; the colours of both themes are in the style sheet.
+function inkOn(step) {
+  return ['pale', 'middle', 'strong'][(step > 4) + (step > 5)];
+}
 
 function padHigh([low, high]) {
   return high > low ? [low, high] : [low, low];
@@ -84,5 +85,5 @@ function heatScale(low, high, beyond, missing) {
     el('span', {}, `${data.metric} (${unit(data.metric)}): ${show(data.metric, low)}`),
     el('span', { class: 'steps', 'aria-hidden': 'true' }, steps),
     el('span', {}, `${show(data.metric, high)}${beyond ? ' and more' : ''}`),
-    missing ? el('span', {}, el('i', { class: 'missing' }), ' no done job') : null);
+    missing ? el('span', {}, el('i', { class: 'missing' }), ' no job to compare') : null);
 }

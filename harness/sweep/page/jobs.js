@@ -28,15 +28,16 @@ const pathColumn = {
 
 const stateColumn = { name: 'state', kind: 'key', value: (entry) => STATES.indexOf(entry.state), cell: state };
 
-function unfinishedSection() {
-  const rest = entries.filter((entry) => entry.state !== 'done');
+function leftOutSection() {
+  const rest = entries.filter((entry) => entry.state !== 'done' || entry.reason);
   if (!rest.length) return null;
   const counts = STATES.map((name) => [name, rest.filter((entry) => entry.state === name).length]).filter(([, number]) => number);
-  return section('unfinished', 'Not done',
-    el('p', { class: 'soft small' }, counts.map(([name, number]) => `${fixed(number, 0)} ${name} (${STATE_WORDS[name]})`).join('; '),
-      '. A sweep’s command, given again, takes up these jobs and leaves the done ones alone.'),
+  const words = (name) => (name === 'done' ? 'not compared for the reason given' : STATE_WORDS[name]);
+  return section('left-out', 'Not compared',
+    el('p', { class: 'soft small' }, counts.map(([name, number]) => `${fixed(number, 0)} ${name} (${words(name)})`).join('; '),
+      '. A sweep’s command, given again, takes up the jobs that are not done and leaves the others alone.'),
     table({
-      caption: 'Jobs that are not done', rows: rest, limit: 25, first: [stateColumn, false],
+      caption: 'Jobs that are not compared', rows: rest, limit: 25, first: [stateColumn, false],
       columns: [
         stateColumn,
         { name: 'reason', kind: 'reason', value: (entry) => entry.reason, cell: (entry) => entry.reason || NONE },

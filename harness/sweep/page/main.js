@@ -2,7 +2,7 @@
 
 const NAMED = 4;
 
-function compared() {
+function summary() {
   const parts = STATES.map((name) => [name, entries.filter((entry) => entry.state === name).length]).filter(([, number]) => number);
   const fact = (words, ...value) => el('li', {}, el('span', { class: 'soft' }, words, ' '), ...value);
   return el('header', {},
@@ -22,9 +22,11 @@ function answer() {
 
 function sentences() {
   if (!entries.length) return [['There are no jobs here yet.']];
-  if (!done.length) return [['No job is done yet, so there is nothing to compare.']];
-  if (!bestGroup || bestGroup.mean === null) return [[`No done job has a ${data.metric} to compare.`]];
-  if (groups.length === 1) return [reached(bestGroup), ['Only one setting is done, so there is nothing to compare it with. ', commandLink()]];
+  if (!groups.length) {
+    return [[entries.some((entry) => entry.state === 'done') ? 'No done job has a result to compare; the reasons are below.' : 'No job is done yet, so there is nothing to compare.']];
+  }
+  if (groups.length > 1 && !bestGroup) return [['These jobs are too unlike for one to be called best; the notes above say why.']];
+  if (groups.length === 1) return [['Reached: ', ...reached(groups[0])], ['Only one setting is done, so there is nothing to compare it with. ', commandLink()]];
   return [['Best: ', el('b', {}, longSetting(bestGroup)), ', with ', ...reached(bestGroup), commandLink()], noise()];
 }
 
@@ -69,14 +71,14 @@ function bestCommand() {
 }
 
 document.getElementById('page').replaceChildren(...[
-  compared(),
+  summary(),
   answer(),
   groups.length ? groupsTable() : null,
   groups.length > 1 || groups.some((group) => group.entries.length > 1) ? dotsSection() : null,
   curvesSection(),
   heatSection(),
   groups.length > 1 ? coverageSection() : null,
-  unfinishedSection(),
+  leftOutSection(),
   entries.length ? jobsSection() : null,
   bestCommand(),
 ].filter(Boolean));

@@ -101,7 +101,7 @@ function groupsTable() {
     el('p', { class: 'soft small' },
       'One row for the done jobs that differ in their seed alone; figures are means over them. ',
       'A click on a column’s name sorts. ',
-      groups.some((group) => group.is_tied) ? '“tied”: nearer to the best than the noise of the seeds, so not told apart from it.' : ''),
+      groups.some((group) => group.is_tied) ? '“tied”: not told apart from the best by more than the noise of the seeds.' : ''),
     table({
       caption: 'Settings, with the mean of every figure', columns, rows: groups, first: [meanColumn, false],
       rowClass: (group) => (group.is_best ? 'best' : null),
