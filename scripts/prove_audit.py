@@ -1,6 +1,6 @@
 """Kills a run of every storage and loader five times, goes on with it, and audits what it claims.
 
-    python scripts/prove_audit.py [--pairs npy-sequential,gzip-padded_rows] [--kills 5] [--steps 90]
+    python scripts/prove_audit.py [--pairs npy-sequential,hdf5-gzip-padded_rows] [--kills 5] [--steps 90]
 
 Each run is a process of its own that is ended by SIGKILL once it has logged a step drawn at random, and is
 then started again with `resume=auto`. The audit must confirm it. Then, in copies: one token of a shard is
@@ -14,7 +14,6 @@ where anything was wrong.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -34,37 +33,10 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from harness.config import PrepareScriptConfig, TrainConfig, layout  # noqa: E402
-from harness.config_groups import (  # noqa: E402
-    BlockShuffleConfig,
-    ContrastiveRowsConfig,
-    DataConfig,
-    Hdf5DataConfig,
-    JsonlCorpusConfig,
-    LoaderConfig,
-    ModelConfig,
-    PaddedRowsConfig,
-    PrepareConfig,
-    SlidingWindowConfig,
-)
+from harness.config import TrainConfig  # noqa: E402
+from tests.helpers_matrix import LOADERS, STORAGES, Sets  # noqa: E402
 
-_STORAGES = {
-    "npy": DataConfig(),
-    "hdf5": Hdf5DataConfig(chunk_tokens=256),
-    "gzip": Hdf5DataConfig(chunk_tokens=256, compression="gzip"),
-}
-_SIZES: dict[str, Any] = {"seq_len": 16, "batch_size": 4}
-_LOADERS: dict[str, LoaderConfig] = {
-    "sequential": LoaderConfig(**_SIZES),
-    "permutation": SlidingWindowConfig(stride=7, **_SIZES),
-    "ordered": SlidingWindowConfig(sampling="ordered", mask_boundary="target", **_SIZES),
-    "uniform": SlidingWindowConfig(sampling="uniform", **_SIZES),
-    "block_shuffle": BlockShuffleConfig(window_tokens=320, **_SIZES),
-    "padded_rows": PaddedRowsConfig(**_SIZES),
-    "contrastive_rows": ContrastiveRowsConfig(**_SIZES),
-}
-_PAIRS = [f"{storage}-{loader}" for storage in _STORAGES for loader in _LOADERS]
-_PREPARE = PrepareConfig(val_fraction=0.3, shard_tokens=900, workers=1)
+_PAIRS = [f"{storage}-{loader}" for storage in STORAGES for loader in LOADERS]
 _SECONDS = 120  # that a process may take to log a step
 _EVERY = 5  # rows that are left where the chain alone is compared
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -72,49 +44,41 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True)
 class Pair:
-    """A storage and a loader, and the folder that the run and its copies lie in."""
+    """A storage and a loader, by name, and where the sets and the run and its copies lie."""
 
     name: str
-    folder: Path
+    sets: Sets
     steps: int
 
     @property
+    def storage(self) -> str:
+        return self.name.rpartition("-")[0]
+
+    @property
+    def loader(self) -> str:
+        return self.name.rpartition("-")[2]
+
+    @property
     def path(self) -> Path:
-        return self.folder / self.name / "run"
+        return self.sets.folder / self.name / "run"
 
     @property
     def set(self) -> Path:
-        return self.folder / f"{self.name.partition('-')[0]}-{layout(self.loader)}"
-
-    @property
-    def loader(self) -> LoaderConfig:
-        return _LOADERS[self.name.partition("-")[2]]
-
-    @property
-    def data(self) -> DataConfig:
-        return dataclasses.replace(_STORAGES[self.name.partition("-")[0]], path=str(self.set))
-
-    @property
-    def corpus(self) -> JsonlCorpusConfig:
-        return JsonlCorpusConfig(path=str(self.folder / "corpus.jsonl"))
+        return self.sets.directory(self.storage, self.loader)
 
     def config(self) -> TrainConfig:
-        config = TrainConfig(data=self.data, corpus=self.corpus, loader=self.loader, prepare=_PREPARE)
-        config.model = ModelConfig(n_layer=1, n_head=2, n_embd=32)
-        config.trainer.max_steps, config.trainer.log_batch_hash = self.steps, True
-        config.evaluation.tokens, config.evaluation.sample_tokens = 200, 0
-        config.evaluation.interval = config.checkpoint.interval = 7
-        config.resume = "auto"
-        return config
-
-    def prepare(self) -> None:
-        from harness.prepare import prepare
-
-        if not self.set.exists():
-            wanted = PrepareScriptConfig(
-                data=self.data, corpus=self.corpus, prepare=_PREPARE, loader=self.loader
-            )
-            prepare(wanted, report=lambda line: None)
+        return self.sets.config(
+            self.storage,
+            self.loader,
+            model__n_layer=1,
+            model__dropout=0.0,
+            trainer__max_steps=self.steps,
+            schedule__total_steps=None,
+            evaluation__sample_tokens=0,
+            evaluation__interval=7,
+            checkpoint__interval=7,
+            resume="auto",
+        )
 
 
 @dataclass(frozen=True)
@@ -189,7 +153,7 @@ def a_token(pair: Pair, chance: random.Random) -> Token:
     origins = {step: reader.origins(step) for step in range(1, pair.steps + 1)}
     origin = chance.choice(origins[chance.randint(1, pair.steps)])
     piece = chance.choice(origin.pieces)
-    width = pair.loader.seq_len + 1
+    width = LOADERS[pair.loader].seq_len + 1
     if origin.start is None:  # of rows: a column of the row, which may be padding, and an input all the same
         index, token = piece.first * width + chance.randrange(width - 1), None
     else:
@@ -283,7 +247,7 @@ def chain_alone(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def trial(pair: Pair, kills: int, chance: random.Random) -> tuple[list[str], bool]:
     """Kill, go on, audit, change, audit: a row of the table, and whether all was as it must be."""
-    pair.prepare()
+    pair.sets.make([pair.storage], [pair.loader])
     done = run_to_the_end(pair, kills, chance)
     confirmed = not audited(pair.path, pair.set)
     token = a_token(pair, chance)
@@ -315,18 +279,6 @@ def _mark(right: bool) -> str:
     return "yes" if right else "NO"
 
 
-def write_corpus(path: Path, chance: random.Random) -> None:
-    """Documents that serve every layout: a text, and the same as a pair."""
-    words = ["token", "shard", "loss", "step", "résumé", "gradient", "a", "\n"]
-    lines = []
-    for number in range(60):
-        text = f"{number} " + " ".join(chance.choices(words, k=chance.randint(3, 40)))
-        half = len(text) // 2
-        pair = {"prompt": text[:half], "chosen": text[half:], "rejected": text[::-1][:half] + "."}
-        lines.append(json.dumps({"text": text, **pair}) + "\n")
-    path.write_text("".join(lines))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", default=",".join(_PAIRS))
@@ -341,11 +293,11 @@ def main() -> None:
     _CONTEXT.set_forkserver_preload(["harness.launch", "h5py"])
     chance, started, right = random.Random(options.seed), time.perf_counter(), 0
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        write_corpus(Path(folder) / "corpus.jsonl", chance)
+        sets = Sets(Path(folder), documents=60, shard_tokens=900)
         print("| pair | kills | confirmed | token: first step | row edited: step | chain alone: steps |")
         print("|---|---|---|---|---|---|")
         for name in names:
-            cells, good = trial(Pair(name, Path(folder), options.steps), options.kills, chance)
+            cells, good = trial(Pair(name, sets, options.steps), options.kills, chance)
             right += good
             print(f"| {' | '.join(cells)} |", flush=True)
     seconds = time.perf_counter() - started

@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {"seq_len": 16, "batch_size": 8}
 LOADERS: dict[str, LoaderConfig] = {
     "sequential": LoaderConfig(**SIZES),
     "permutation": SlidingWindowConfig(stride=13, **SIZES),
-    "ordered": SlidingWindowConfig(sampling="ordered", **SIZES),
+    "ordered": SlidingWindowConfig(sampling="ordered", mask_boundary="target", **SIZES),
     "uniform": SlidingWindowConfig(sampling="uniform", **SIZES),
     "padded_rows": PaddedRowsConfig(**SIZES),
     "block_shuffle": BlockShuffleConfig(window_tokens=320, **SIZES),
