@@ -52,6 +52,11 @@ def _train(cfg: DictConfig, *, said_auto: bool) -> float | None:
             f"resume=auto found checkpoints in {path}, but the run's own words were not replayed. Say both "
             "on the command line, in plain words: resume=auto run.name=NAME"
         )
+    if config.check:
+        from harness.check import check_run
+
+        check_run(config, path)
+        return None
     from harness.launch import launch
 
     outcome = launch(config, path, composed_files(cfg))

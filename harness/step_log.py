@@ -189,7 +189,7 @@ class StepLog:
             f"{row['tokens_per_s'] / 1e3:.1f}k tok/s",
             f"wait {row['data_wait_ms']:.2f} ms",
             f"position {row['position']}",
-            f"eta {_clock((self.budget - row['step']) * seconds_a_step)}",
+            f"eta {clock((self.budget - row['step']) * seconds_a_step)}",
         ]
         if "mfu" in row:
             parts.insert(6, f"mfu {row['mfu']:.1%}")
@@ -200,7 +200,8 @@ def _named(metrics: dict[str, float]) -> str:
     return "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Minutes and seconds, with hours where there are any."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

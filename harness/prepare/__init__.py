@@ -6,7 +6,13 @@ from harness.prepare.pipeline import prepare
 from harness.prepare.records import recorded_corpus_path
 from harness.prepare.sharded_pipeline import JSONLSource, ShardedTokenizationPipeline
 from harness.prepare.summary import SplitSummary, Summary
-from harness.prepare.tokenizers import Tokenizer, load_tokenizer, make_tokenizer, tokenizer_identity
+from harness.prepare.tokenizers import (
+    Tokenizer,
+    expected_vocab_size,
+    load_tokenizer,
+    make_tokenizer,
+    tokenizer_identity,
+)
 
 __all__ = [
     "HDF5ShardWriter",
@@ -15,6 +21,7 @@ __all__ = [
     "SplitSummary",
     "Summary",
     "Tokenizer",
+    "expected_vocab_size",
     "load_tokenizer",
     "make_tokenizer",
     "preparation_settings",

@@ -15,7 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from harness.config_groups import Gpt2TokenizerConfig, HfTokenizerConfig, TokenizerConfig
+from harness.config_groups import (
+    BpeTokenizerConfig,
+    Gpt2TokenizerConfig,
+    HfTokenizerConfig,
+    TokenizerConfig,
+)
 from harness.errors import UserError
 from harness.files import irregular
 from harness.prepare.hf_tokenizer import HfTokenizer
@@ -26,6 +31,7 @@ GPT2_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
+GPT2_VOCAB_SIZE = 50_257
 SET_FILES: dict[str, list[str]] = {
     "byte": [],
     "gpt2": sorted(GPT2_SHA256),
@@ -66,7 +72,7 @@ class Gpt2Tokenizer(Tokenizer):
         tiktoken = optional_package("tiktoken", "gpt2")
         from tiktoken_ext.openai_public import r50k_pat_str
 
-        super().__init__("gpt2", 50_257, 50_256, files)
+        super().__init__("gpt2", GPT2_VOCAB_SIZE, GPT2_VOCAB_SIZE - 1, files)
         ranks = _gpt2_ranks(files["encoder.json"])
         self._encoding = tiktoken.Encoding(
             "gpt2",
@@ -103,6 +109,18 @@ def make_tokenizer(config: TokenizerConfig) -> Tokenizer:
         path = _hf_file(config.path)
         return HfTokenizer(_read(path, "tokenizer.path"), str(path), config.boundary_token)
     return ByteTokenizer()
+
+
+def expected_vocab_size(config: TokenizerConfig) -> int:
+    """The vocabulary of a set that is not made yet; a `bpe` may learn fewer ids than it is asked for.
+
+    Raises `UserError` where a tokenizer's own file, which says it, cannot be read.
+    """
+    if isinstance(config, BpeTokenizerConfig):
+        return config.vocab_size
+    if isinstance(config, Gpt2TokenizerConfig):  # its files may have to be downloaded
+        return GPT2_VOCAB_SIZE
+    return make_tokenizer(config).vocab_size
 
 
 def tokenizer_identity(config: TokenizerConfig) -> str | None:

@@ -1,0 +1,94 @@
+"""One forward and backward pass as a run would make it, of a model that is thrown away: what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from harness.build import objectives_of
+from harness.config import TrainConfig
+from harness.device import make_autocast
+from harness.memory_estimate import micro_batch, resident
+from harness.objectives import backward
+
+if TYPE_CHECKING:
+    from harness.build import Learner
+
+_MOST_PASSES, _ENOUGH_S = 5, 1.0
+
+
+@dataclass(frozen=True)
+class DryStep:
+    """`loss` in nats, of one micro-batch. `seconds`: of all micro-batches of a step, without the optimizer's
+    part. `growth`: the bytes at its peak that were not in use before; None where that cannot be measured.
+    """
+
+    loss: float
+    seconds: float
+    growth: int | None
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss)
+
+
+def dry_step(
+    config: TrainConfig, learner: Learner, device: torch.device, inputs: Tensor, targets: Tensor
+) -> DryStep:
+    """Take the first micro-batch of a batch forward and backward: once to warm up, then timed.
+
+    Nothing but the learner's gradients changes, and the random state. Raises what an allocator raises.
+    """
+    micro, autocast = micro_batch(config), make_autocast(config.precision, device)
+    objective, _ = objectives_of(config, learner, device)
+    inputs, targets = next(iter(objective.split(inputs, targets, micro)))
+    parts, times = config.loader.batch_size // micro, list[float]()
+    with _growth(device) as growth:
+        while len(times) <= 1 or (len(times) <= _MOST_PASSES and sum(times[1:]) < _ENOUGH_S):
+            started = time.perf_counter()
+            metrics = backward(objective, inputs, targets, micro, device, autocast)
+            loss = metrics["loss"].item()  # waits for the device
+            _wait(device)
+            times.append(time.perf_counter() - started)
+            if parts == 1:
+                learner.optimizer.zero_grad(set_to_none=True)
+    learner.optimizer.zero_grad(set_to_none=True)
+    return DryStep(loss, parts * statistics.median(times[1:]), growth.bytes)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass
+class _Growth:
+    bytes: int | None = None
+
+
+@contextlib.contextmanager
+def _growth(device: torch.device) -> Iterator[_Growth]:
+    """By how much the memory in use grows at most inside of the block."""
+    growth = _Growth()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield growth
+        growth.bytes = torch.cuda.max_memory_allocated(device) - before
+        return
+    with contextlib.suppress(OSError):  # the mark of the most memory back to what is in use
+        Path("/proc/self/clear_refs").write_text("5")
+    began = resident()
+    yield growth
+    ended = resident()
+    if began is not None and ended is not None and ended[1] > began[1]:
+        growth.bytes = ended[1] - began[0]
