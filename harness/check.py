@@ -50,7 +50,7 @@ def check_run(config: TrainConfig, path: Path) -> None:
     if needs_preparation(config):
         _check_unprepared(config, path, begin)
     else:
-        with start.opened(config, path, begin, print, writes=False) as plan:
+        with start.opened(config, path, begin, lambda line: printed("", [line]), writes=False) as plan:
             _check_plan(plan)
     if occupied is not None:
         raise occupied
