@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from harness import checkpoint, overrides
 from harness.composition import composed_files, to_dataclass
+from harness.config import TrainConfig
 from harness.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
 from harness.hydra_app import run_app
 
@@ -46,6 +47,7 @@ def main() -> None:
 def _train(cfg: DictConfig, *, said_auto: bool) -> float | None:
     """Run a composed configuration; `said_auto`: its run's own words were replayed if it has a checkpoint."""
     config = to_dataclass(cfg)
+    _refuse_sweep(config)
     path = Path(HydraConfig.get().runtime.output_dir)
     if config.resume == "auto" and not said_auto and checkpoint.complete_steps(path):
         raise UserError(
@@ -63,3 +65,16 @@ def _train(cfg: DictConfig, *, said_auto: bool) -> float | None:
     if outcome.stopped:
         raise SystemExit(EXIT_STOPPED)
     return outcome.val_loss
+
+
+def _refuse_sweep(config: TrainConfig) -> None:
+    """Raise `UserError` where one run was started of an experiment that describes many."""
+    settings = HydraConfig.get()
+    given = {overrides.key_of(word) for word in settings.overrides.task}
+    open_keys = [key for key in settings.sweeper.get("params") or {} if overrides.key_of(key) not in given]
+    if open_keys and config.resume is None:
+        experiment = settings.runtime.choices.get("experiment")
+        raise UserError(
+            f"experiment={experiment} describes a sweep over {', '.join(open_keys)}: add -m. For one run "
+            f"give each a value: {' '.join(f'{key}=VALUE' for key in open_keys)}"
+        )

@@ -47,7 +47,7 @@ class Board:
         self.folder, self.started = folder, now()
         self._lines: list[_Line] | None = None
         if grid is not None:
-            self._lines = [_Line(_label(job.words, grid.swept), job.sha256) for job in grid.jobs]
+            self._lines = [_Line(_label(job.words, grid.swept), job.sha256) for job in grid.unique]
 
     def look(self) -> list[_Line]:
         """Every job as it is now."""

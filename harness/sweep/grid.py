@@ -1,26 +1,36 @@
-"""The jobs of a sweep before any of them begins: all composed, all checked, all named."""
+"""The whole grid of `train.py -m WORDS`, composed and checked before its first job runs.
+
+The jobs are those of Hydra's basic sweeper, in its order. What cannot be composed, or breaks a rule of the
+configuration, is named with its key and its job while nothing has been trained yet.
+"""
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+import math
+import os
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.types import Override
 
-from harness.composition import config_dir, register, to_dataclass
+from harness.commands import command, override
 from harness.config import TrainConfig
+from harness.config_record import flatten, to_dict
 from harness.errors import UserError
-from harness.overrides import CommandLine, value_of
-from harness.sweep.identity import identity
+from harness.overrides import CommandLine, key_of, value_of
+from harness.sweep import composing, impossible, sweep_words
+from harness.sweep.identity import IGNORED, identity
 
-_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+_SHOWN = 10  # duplicates
+_LONGEST_NAME = 100  # characters
+_INSTEAD = {"data.root": ", or sweep over data.path", "model.name": ", or sweep over model"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """`words` are all of its overrides, `sha256` its identity."""
+    """One job: `index` from 0 in Hydra's order, all its words, its configuration and its identity."""
 
     index: int
     words: list[str]
@@ -30,85 +40,165 @@ class Job:
 
 @dataclass(frozen=True)
 class Grid:
-    """The jobs of the sweep `name` in `folder`; `swept`: the keys of more than one value. `line` names it."""
+    """The jobs of the sweep `name` in `folder`, all that Hydra will make of the command line `line`.
+
+    Two jobs of one identity are one, which is trained once. `swept`: the keys that have lists of values.
+    `notes`: lines that its user has to know.
+    """
 
     name: str
     folder: Path
     jobs: list[Job]
     swept: list[str]
     line: CommandLine
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def unique(self) -> list[Job]:
+        """The jobs without those that an earlier one already is."""
+        first: dict[str, Job] = {}
+        for job in self.jobs:
+            first.setdefault(job.sha256, job)
+        return list(first.values())
 
 
 def named(line: CommandLine) -> tuple[CommandLine, Path]:
-    """The command line with `sweep.name` and `sweep.keys` in it, and the sweep's folder."""
-    cfg = _compose(line, _fixed(line.overrides))
-    name = OmegaConf.select(cfg, "sweep.name")
-    if name is None:
-        name = (
-            value_of(line.overrides, "experiment")
-            or "-".join(sorted(key.rpartition(".")[2] for key in _swept(line.overrides)))
-            or "sweep"
-        )
-        line = CommandLine(line.flags, [*line.overrides, f"sweep.name={name}"])
-        cfg = _compose(line, _fixed(line.overrides))
-    params = list(OmegaConf.select(cfg, "hydra.sweeper.params") or {})
-    keys = list(dict.fromkeys([*params, *_swept(line.overrides)]))
-    line = CommandLine(line.flags, [*line.overrides, f"sweep.keys=[{','.join(keys)}]"])
-    return line, Path(cfg.hydra.sweep.dir).absolute()
+    """The command line with `sweep.name` and `sweep.keys` in it, and its folder, whatever the sweeper.
+
+    The name is what the words or an experiment's file say, else the experiment, else the swept keys: the same
+    for a grid that has grown.
+    """
+    line, sweep = _opened(line)
+    return line, sweep.folder
 
 
 def grid_of(line: CommandLine) -> Grid | None:
-    """All jobs of a `-m` command line; None where another sweeper than Hydra's basic one decides on them."""
-    line, folder = named(line)
-    base = _compose(line, _fixed(line.overrides))
-    if OmegaConf.select(base, "hydra.sweeper._target_") != _BASIC:
+    """Every job of the command line; None where another sweeper than Hydra's basic one decides what to run.
+
+    Raises `UserError` for whatever would stop a job from being composed, with all such jobs in one message.
+    """
+    line, sweep = _opened(line)
+    if not sweep.is_basic:
         return None
-    params = OmegaConf.select(base, "hydra.sweeper.params") or {}
-    parsed = _parse([*(f"{key}={value}" for key, value in params.items()), *line.overrides])
-    choices: dict[str, list[str]] = {}
-    for override in parsed:
-        key = override.get_key_element()
-        values = (
-            list(override.sweep_string_iterator())
-            if override.is_sweep_override()
-            else [override.get_value_element_as_str()]
-        )
-        choices[key] = [f"{key}={value}" for value in values]
-    jobs = []
-    for index, words in enumerate(itertools.product(*choices.values())):
-        config = to_dataclass(_compose(line, list(words), hydra=False))
-        jobs.append(Job(index, list(words), config, identity(config)))
-    swept = [key for key, values in choices.items() if len(values) > 1]
-    name = value_of(line.overrides, "sweep.name") or jobs[0].config.sweep.name
-    assert name is not None
-    return Grid(name, folder, jobs, swept, line)
+    overrides = sweep.overrides()
+    _check_size(overrides)
+    keys = _swept(overrides)
+    ((*words,),) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
+    jobs = _composed(sweep, words, keys, line)
+    notes = [*sweep_words.repeated(line.overrides), *_duplicates(jobs, keys)]
+    assert sweep.name is not None
+    return Grid(sweep.name, sweep.folder, jobs, keys, line, notes)
 
 
-def _parse(words: list[str]) -> list[Any]:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
+def _opened(line: CommandLine) -> tuple[CommandLine, composing.SweepConfig]:
+    """The named command line, and what all of its jobs share."""
+    _refuse_several_processes(line)
+    sweep_words.check_words(line.overrides)
     try:
-        return list(OverridesParser.create().parse_overrides(words))
-    except HydraException as error:
-        raise UserError(str(error)) from None
+        sweep = composing.open_sweep(line)
+        overrides = sweep.overrides()
+    except composing.NotComposed as error:
+        raise UserError(impossible.reworded_shared(error, line)) from None
+    _check_keys(overrides)
+    name = _name(sweep, overrides) if sweep.name is None else sweep.name
+    sweep_words.check_name(name)
+    words = [] if sweep.name is not None else [f"sweep.name={name}"]
+    if value_of(line.overrides, "sweep.keys") is None:
+        words.append(override("sweep.keys", list(dict.fromkeys([*sweep.params, *_swept(overrides)]))))
+    sweep.say(name, words)
+    return CommandLine(line.flags, [*line.overrides, *words]), sweep
 
 
-def _fixed(words: list[str]) -> list[str]:
-    """The words that mean the same for each job."""
-    return [word for word, parsed in zip(words, _parse(words), strict=True) if not parsed.is_sweep_override()]
+def _name(sweep: composing.SweepConfig, overrides: list[Override]) -> str:
+    """The experiment, else the last parts of the swept keys."""
+    keys = _swept(overrides)
+    if sweep.experiment is not None and "experiment" not in keys:
+        return sweep.experiment.replace("/", "-")
+    return "-".join(sorted(re.split(r"[./@]", key)[-1] for key in keys))[:_LONGEST_NAME] or "sweep"
 
 
-def _swept(words: list[str]) -> list[str]:
-    """The keys that have several values."""
-    return [override.get_key_element() for override in _parse(words) if override.is_sweep_override()]
+def _refuse_several_processes(line: CommandLine) -> None:
+    count = os.environ.get("WORLD_SIZE") or "1"
+    if count != "1":
+        raise UserError(
+            f"a sweep was started as one of several processes (WORLD_SIZE={count}): each would launch all "
+            f"of its jobs. Start it alone, without torchrun: {command('train', *line.words())}"
+        )
 
 
-def _compose(line: CommandLine, words: list[str], *, hydra: bool = True) -> DictConfig:
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
+def _check_keys(overrides: list[Override]) -> None:
+    """Raise `UserError` for a swept key of which no result follows, or that goes on with a run."""
+    for word in _last(overrides).values():
+        key = key_of(word.get_key_element())
+        if word.is_sweep_override() and key in ("resume", "resume_accept"):
+            raise UserError(_no_resume(str(word.input_line)))
+        if word.is_sweep_override() and _is_ignored(key):
+            raise UserError(
+                f"{word.input_line}: nothing that is trained follows from {key}, so its values would make "
+                f"one and the same job. Give it one value{_INSTEAD.get(key, '')}"
+            )
 
-    register()
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return compose(line.flag_value("--config-name", "-cn") or "train", words, return_hydra_config=hydra)
+
+def _swept(overrides: list[Override]) -> list[str]:
+    """The keys that have several values, whatever the sweeper."""
+    return [key_of(key) for key, word in _last(overrides).items() if word.is_sweep_override()]
+
+
+def _last(overrides: list[Override]) -> dict[str, Override]:
+    """The words that count, by key with its `+`: of two of one key the last."""
+    return {word.get_key_element(): word for word in overrides}
+
+
+def _is_ignored(key: str) -> bool:
+    """Whether no result follows from the key, or from any key of the group."""
+    below = [name for name, _ in flatten(to_dict(TrainConfig())) if name.startswith(f"{key}.")]
+    return all(name in IGNORED for name in below or [key])
+
+
+def _check_size(overrides: list[Override]) -> None:
+    """Raise `UserError` where the jobs cannot be listed, or are too many to compose."""
+    counts = [sweep_words.count_values(w) for w in _last(overrides).values() if w.is_sweep_override()]
+    if math.prod(counts) > sweep_words.MOST_JOBS:
+        raise UserError(
+            f"the sweep over {', '.join(_swept(overrides))} has more than {sweep_words.MOST_JOBS:,} jobs, "
+            "and each is composed before the first runs. Make several sweeps of it, or let a sweeper choose: "
+            "hydra/sweeper=optuna"
+        )
+
+
+def _no_resume(word: str) -> str:
+    return (
+        f"{word} goes on with one run and cannot be part of a sweep: the sweep's command, given again, goes "
+        "on with its jobs by itself. Leave it out"
+    )
+
+
+def _composed(
+    sweep: composing.SweepConfig, words: list[list[str]], swept: list[str], line: CommandLine
+) -> list[Job]:
+    jobs, failures = [], []
+    for index, job_words in enumerate(words):
+        try:
+            config = sweep.job(index, job_words)
+        except (composing.NotComposed, UserError) as error:
+            failures.append(impossible.Failure(index, job_words, error))
+            continue
+        if config.resume is not None:
+            raise UserError(_no_resume(f"resume={config.resume}"))
+        jobs.append(Job(index, job_words, config, identity(config)))
+    if failures:
+        raise UserError(impossible.report(failures, len(words), swept, [job.config for job in jobs], line))
+    return jobs
+
+
+def _duplicates(jobs: list[Job], keys: list[str]) -> list[str]:
+    """A line for each job that is an earlier one in other words."""
+    first: dict[str, Job] = {}
+    lines = []
+    for job in jobs:
+        known = first.setdefault(job.sha256, job)
+        if known is not job:
+            words = " ".join(sweep_words.telling(job.words, keys))
+            lines.append(f"job {job.index} is job {known.index} again and is not trained twice: {words}")
+    more = [f"and {len(lines) - _SHOWN} more such jobs"] if len(lines) > _SHOWN else []
+    return lines[:_SHOWN] + more

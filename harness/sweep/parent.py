@@ -29,7 +29,10 @@ def main(line: CommandLine) -> None:
     Raises `UserError` before the first job.
     """
     line, folder = named(line)
-    board = Board(folder, grid_of(line))
+    grid = grid_of(line)
+    for note in [] if grid is None else grid.notes:
+        print(note, flush=True)
+    board = Board(folder, grid)
     try:
         with board.watching():
             _hydra(line)
