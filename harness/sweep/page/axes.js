@@ -3,7 +3,8 @@
 function niceStep(span, wanted) {
   const rough = span / Math.max(1, wanted);
   const power = 10 ** Math.floor(Math.log10(rough));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough * 0.999);
+  const off = (step) => Math.abs(Math.log(step / rough));
+  return [1, 2, 5, 10].map((factor) => factor * power).reduce((best, step) => (off(step) < off(best) ? step : best));
 }
 
 function linear(low, high, from, to) {

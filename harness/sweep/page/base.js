@@ -53,6 +53,15 @@ function setting(keys, names = groupKeys, separator = '  ') {
     .map((key) => `${shortNames.get(key)}=${keyText(keys[key])}`).join(separator) || 'all settings equal';
 }
 
+// The names and the values of a setting without one another, for where there is little room.
+function namesAlone() {
+  return groupKeys.map((key) => shortNames.get(key)).join(' · ');
+}
+
+function valuesAlone(keys) {
+  return groupKeys.map((key) => keyText(keys[key])).join(' · ');
+}
+
 // A long text with its middle left out: the beginning and the end tell values apart.
 function cut(text, length) {
   if (text.length <= length) return text;

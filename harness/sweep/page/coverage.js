@@ -13,7 +13,7 @@ function coverageSection() {
     el('p', { class: 'soft small' },
       'The same budget can be spent on more text or on the same text again. ',
       varied.length ? `Each dot is a setting; lower ${data.metric} is better. ` : '',
-      varied.length && groups.length <= LABELS_FIT && groupKeys.length ? `Labels: ${groupKeys.map((key) => shortNames.get(key)).join(' · ')}. ` : '',
+      varied.length && groups.length <= LABELS_FIT && groupKeys.length ? `Labels: ${namesAlone()}. ` : '',
       figuresOf.map(([name, , words]) => `${name}: ${words}. `)),
     same.length ? el('p', {}, `Here all settings have the same ${same.map(([name]) => `${name}, ${show(name, groups[0].means[name])}`).join(', and ')}.`) : null,
     el('div', { class: 'panels' }, varied.map(([name, heading]) => el('div', {},
@@ -51,7 +51,7 @@ function scatter(name, width) {
 function placed(shown, name, x, y, right) {
   const taken = [];
   return shown.map((group) => {
-    const text = cut(groupKeys.map((key) => keyText(group.keys[key])).join(' · '), 26);
+    const text = cut(valuesAlone(group.keys), 26);
     const wide = text.length * 6.6;
     const at = x(group.means[name]);
     const fits = at + 9 + wide <= right;

@@ -46,13 +46,15 @@ function dots(shown, width) {
   const row = wide ? 26 : 42;
   const top = 24;
   const bottom = top + shown.length * row;
-  const texts = shown.map((group) => cellTexts(group, wide));
-  const columns = columnStarts(texts, wide, width);
+  const narrowRoom = Math.floor((width - 130) / 7);
+  const brief = !wide && shown.some((group) => setting(group.keys, groupKeys, ' ').length > narrowRoom);
+  const texts = shown.map((group) => cellTexts(group, wide, brief));
+  const columns = columnStarts(texts, wide, width, narrowRoom);
   const left = wide ? columns.end : 8;
   const right = width - (wide ? 150 : 8);
   const scale = linear(...dotsRange(shown), left + 6, right - 6);
   const best = shown.find((group) => group.is_best);
-  const names = wide ? groupKeys.map((key, index) => svg('text', { class: 'soft', x: columns.starts[index], y: 12 }, cut(shortNames.get(key), columns.characters))) : [];
+  const names = brief ? svg('text', { class: 'soft', x: 0, y: 12 }, namesAlone()) : wide ? groupKeys.map((key, index) => svg('text', { class: 'soft', x: columns.starts[index], y: 12 }, cut(shortNames.get(key), columns.characters))) : [];
   return svg('svg', {
     width, height: bottom + 40, viewBox: `0 0 ${width} ${bottom + 40}`, role: 'img',
     'aria-label': `Mean ${data.metric} of ${count(shown.length, 'setting')}, best first; the figures are in the table above.`,
@@ -65,14 +67,15 @@ function dots(shown, width) {
   shown.map((group, index) => dotsRow(group, { texts: texts[index], columns, scale, left, right, width, wide, y: top + index * row, row })));
 }
 
-function cellTexts(group, wide) {
-  if (!wide) return [setting(group.keys)];
-  return groupKeys.map((key) => keyText(group.keys[key]));
+// On a narrow screen one line a setting, of its values alone where the keys' names have no room.
+function cellTexts(group, wide, brief) {
+  if (wide) return groupKeys.map((key) => keyText(group.keys[key]));
+  return [brief ? valuesAlone(group.keys) : setting(group.keys, groupKeys, ' ')];
 }
 
 // Where the keys' values stand at the left: as wide as they need, the longest cut where all would not fit.
-function columnStarts(texts, wide, width) {
-  if (!wide) return { starts: [0], end: 0, characters: Math.floor((width - 120) / 7) };
+function columnStarts(texts, wide, width, narrowRoom) {
+  if (!wide) return { starts: [0], end: 0, characters: narrowRoom };
   const room = width * 0.46;
   const lengths = groupKeys.map((key, index) => Math.max(shortNames.get(key).length, ...texts.map((row) => row[index].length)));
   let characters = Math.max(8, ...lengths);

@@ -49,10 +49,10 @@ function leftOutSection() {
 }
 
 function jobsSection() {
-  const words = el('input', { type: 'search', placeholder: 'stride=128, failed, …', oninput: () => filter() });
+  const words = el('input', { type: 'search', placeholder: 'stride=128 failed', oninput: () => filter() });
   const found = el('span', { class: 'soft', 'aria-live': 'polite' });
   const texts = new Map(entries.map((entry) => [entry,
-    [entry.state, entry.path, entry.reason, ...data.swept.map((key) => `${key}=${keyText(entry.keys[key])}`)].join(' ').toLowerCase()]));
+    [entry.state, entry.path, entry.reason, ...data.swept.map((key) => `${key}=${keyText(entry.keys[key])}`), ''].join(' ').toLowerCase()]));
   const jobs = table({
     caption: 'All jobs', rows: entries, limit: 50,
     columns: [
@@ -68,7 +68,8 @@ function jobsSection() {
     ],
   });
   function filter() {
-    const wanted = words.value.toLowerCase().split(/[\s,]+/).filter(Boolean);
+    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean)
+      .map((word) => (word.includes('=') ? `${word} ` : word)); // seed=1 is not seed=10
     const left = entries.filter((entry) => wanted.every((word) => texts.get(entry).includes(word)));
     found.textContent = wanted.length ? count(left.length, 'job') : '';
     jobs.replaceRows(left);

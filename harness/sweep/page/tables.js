@@ -91,7 +91,7 @@ function groupsTable() {
   const repeated = groups.every((group) => group.means[data.metric] === group.mean);
   const columns = [
     ...keyColumns(groupKeys),
-    groups.length < 2 ? null : { name: 'mark', kind: 'key', value: (group) => (group.is_best ? 0 : group.is_tied ? 1 : 2), cell: (group) => mark(group) },
+    groups.length < 2 || !bestGroup ? null : { name: 'mark', kind: 'key', value: (group) => (group.is_best ? 0 : group.is_tied ? 1 : 2), cell: (group) => mark(group) },
     meanColumn,
     { name: 'seeds', kind: 'number', value: (group) => group.entries.length, cell: (group) => fixed(group.entries.length, 0) },
     ...data.columns.filter((name) => !(repeated && name === data.metric) && name !== 'seeds')
