@@ -21,6 +21,7 @@ from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
 from harness.objectives import LanguageModelling, Objective, make_preference
 from harness.optim import make_optimizer
+from harness.peak_memory import PeakMemory
 from harness.restore import restore
 from harness.run_dir import Status
 from harness.sample import make_sampler
@@ -97,8 +98,12 @@ def assemble(
     tracker: Tracker,
     identity: dict[str, Any],
     unevaluated: bool = False,
+    memory: PeakMemory | None = None,
 ) -> Run:
-    """Everything the loop needs, in one place. `identity`: what trainer.json says beside the progress."""
+    """Everything the loop needs, in one place.
+
+    `identity`: what trainer.json says beside the progress; `memory` None counts from here on.
+    """
     model, manifest = learner.model, data.train.manifest
     objective, language = objectives_of(config, learner, device)
     progress, saver = progress_of(saved), Saver(path, config.checkpoint, status.note)
@@ -127,6 +132,7 @@ def assemble(
         saver=saver,
         limit=TimeLimit(config.trainer.max_minutes, _checkpoint_bytes(model)),
         chain=_chain(config, data, saved),
+        memory=memory or PeakMemory(device),
         unevaluated=unevaluated,
         status=status,
         sample=make_sampler(model, manifest, seed=config.seed),

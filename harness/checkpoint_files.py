@@ -40,6 +40,10 @@ _OPTIONAL_TRAINER_KEYS: dict[str, tuple[type, ...]] = {
     "val_step": (int, type(None)),
     "lineage": (list,),
     "data_chain": (str, type(None)),
+    "train_s": (int, float),
+    "waited_s": (int, float),
+    "timed_tokens": (int,),
+    "peak_memory_mb": (int, float, type(None)),
 }
 
 

@@ -27,6 +27,7 @@ from harness import (
     retention,
     run_dir,
     start,
+    summary,
     take_up,
 )
 from harness.build import Learner, assemble
@@ -38,11 +39,12 @@ from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from harness.identity import identity_of, keep_origin, lineage_of, progress_of
 from harness.loaders import Loader
 from harness.model import parameter_count
+from harness.peak_memory import PeakMemory
 from harness.preemption import TRACKER_SECONDS, StopRequest, listening
 from harness.start import Plan
 from harness.tracking import TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
-from harness.trainer import Run, summary, train
+from harness.trainer import Run, data_chain, train
 
 log = logging.getLogger("harness")
 
@@ -78,11 +80,13 @@ def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: Sto
         val_loss = completion.with_evaluation(found.saved).trainer["val_loss"]
         return Outcome(path, found.saved.step, val_loss)
     with start.opened(config, path, begin, log.info) as plan:
+        memory = PeakMemory(plan.device)
+        plan.changes.extend(memory.notes)
         learner = start.learner_of(plan)  # its random state is restored once more before the first step
         path.mkdir(parents=True, exist_ok=True)
         with admission.locked(path):
             admission.check(config, path, found)  # again: another start may have come first
-            return _execute(plan, learner, composed, stop)
+            return _execute(plan, learner, memory, composed, stop)
 
 
 def record(config: TrainConfig) -> dict[str, Any]:
@@ -90,7 +94,9 @@ def record(config: TrainConfig) -> dict[str, Any]:
     return to_dict(dataclasses.replace(config, resume=None, resume_accept=[]))
 
 
-def _execute(plan: Plan, learner: Learner, composed: dict[str, str], stop: StopRequest) -> Outcome:
+def _execute(
+    plan: Plan, learner: Learner, memory: PeakMemory, composed: dict[str, str], stop: StopRequest
+) -> Outcome:
     path, saved, manifest = plan.path, plan.saved, plan.data.train.manifest
     step = progress_of(saved).step
     identity = identity_of(path, plan.data, saved)
@@ -103,6 +109,7 @@ def _execute(plan: Plan, learner: Learner, composed: dict[str, str], stop: StopR
         auto_resume.mend_latest(saved)
     cut_after(path / "metrics.jsonl", step)
     incidents.cut_after(path, step)
+    summary.cut_after(path, step)
     run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step)
     growth.keep_manifests(path, segments)
     lineage.write(path, segments)
@@ -125,6 +132,7 @@ def _execute(plan: Plan, learner: Learner, composed: dict[str, str], stop: StopR
         run = assemble(
             plan.config, path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
             saved=saved, status=status, tracker=tracker, identity=identity, unevaluated=unevaluated,
+            memory=memory,
         )  # fmt: skip
         _describe(run, plan)
         if saved is not None and plan.goes_on:
@@ -138,7 +146,8 @@ def _execute(plan: Plan, learner: Learner, composed: dict[str, str], stop: StopR
             stop.asking(),
         ):
             finished = train(run, stop)
-            tracker.summarize(summary(run))
+            figures = summary.write(run, segments, plan.data.train, finished=finished)
+            tracker.summarize(summary.for_tracker(run, figures, data_chain(run)))
         ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED
         stop.ends(ending.exit_code)
         _say_goodbye(run, None if finished else stop.name)

@@ -7,6 +7,7 @@ lineage.json       which data and which order each stretch of steps came from (l
 manifest-*.json    copies of the manifests before shards were added, each named by its digest
 reference.safetensors  the frozen starting weights of a run that is trained on preferences
 incidents.jsonl    steps whose numbers went wrong, where there were any (incidents.py)
+summary.json       what it came to, once it has ended or stopped (summary.py)
 status.json        state, phase, step, last_saved, pid, ... : what a scheduler or a person asks first
 """
 

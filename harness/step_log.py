@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator
@@ -46,29 +47,31 @@ class StepLog:
         self._late = False  # whether that row is at the tracker already, from before a resume
 
     def begin(
-        self,
-        step: int,
-        budget: int,
-        elapsed_s: float,
-        tokens_per_step: int,
-        *,
-        unevaluated: bool = False,
+        self, progress: Progress, budget: int, tokens_per_step: int, *, unevaluated: bool = False
     ) -> None:
-        """Start the clocks at `step` of `budget`, `elapsed_s` into the run; the tracker gets what it lacks.
+        """Start the clocks at the step of `progress`, of `budget`; the tracker gets what it lacks.
 
-        `unevaluated`: the evaluation of `step` is made next.
+        `unevaluated`: the evaluation of that step is made next.
         """
+        step = progress.step
         self._catch_up(step, unevaluated)
         self.budget, self.said, self.tokens_per_step = budget, set[str](), tokens_per_step
         self.started = self.interval_started = time.perf_counter()
-        self.elapsed_before, self.paused_s = elapsed_s, 0.0
+        self.paused_s = self.all_waits_s = 0.0
+        self.before = dataclasses.replace(progress)
         self.interval_step, self.waits_s = step, 0.0
 
     def waited(self, seconds: float) -> None:
         self.waits_s += seconds
+        self.all_waits_s += seconds
 
-    def elapsed_s(self) -> float:
-        return self.elapsed_before + time.perf_counter() - self.started
+    def take_times(self, progress: Progress) -> None:
+        """Set the times of the run so far, those before this start included."""
+        seconds = time.perf_counter() - self.started
+        progress.elapsed_s = self.before.elapsed_s + seconds
+        progress.train_s = self.before.train_s + seconds - self.paused_s
+        progress.waited_s = self.before.waited_s + self.all_waits_s
+        progress.timed_tokens = self.before.timed_tokens + progress.tokens - self.before.tokens
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

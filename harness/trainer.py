@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from harness.guard import Guard
     from harness.loaders import Batch, Loader
     from harness.model import GPT
+    from harness.peak_memory import PeakMemory
     from harness.preemption import StopRequest
     from harness.run_dir import Status
     from harness.sample import Sampler
@@ -49,7 +50,10 @@ class Progress:
     """Where a run is: what a checkpoint's trainer.json holds, beside what identifies the run.
 
     `tokens`: `batch_size * seq_len` a step, padding included; a pair of rows counts as one sequence.
-    `val_loss` is the validation loss of step `val_step`.
+    `val_loss` is the validation loss of step `val_step`. `elapsed_s`: seconds in the loop, over all starts;
+    `train_s` those without evaluations, samples and saves, in which `timed_tokens` were trained, and
+    `waited_s` of them were spent waiting for data: 0 in the part of a run that an older version trained.
+    `peak_memory_mb` as in `PeakMemory`, the largest of all starts.
     """
 
     step: int = 0
@@ -60,6 +64,10 @@ class Progress:
     val_step: int | None = None
     best_val_loss: float | None = None
     best_step: int | None = None
+    train_s: float = 0.0
+    waited_s: float = 0.0
+    timed_tokens: int = 0
+    peak_memory_mb: float | None = None
 
     def evaluated(self, loss: float) -> None:
         """Take in the validation loss of this step, nats.
@@ -97,6 +105,7 @@ class Run:
     saver: Saver
     limit: TimeLimit
     chain: DataChain
+    memory: PeakMemory
     status: Status
     sample: Sampler | None
     unevaluated: bool = False
@@ -114,9 +123,7 @@ def train(run: Run, stop: StopRequest) -> bool:
     schedule_steps = config.schedule.total_steps or budget
     micro = config.trainer.micro_batch_size or config.loader.batch_size
     run.status.update(phase="train", step=progress.step)
-    run.log.begin(
-        progress.step, budget, progress.elapsed_s, tokens_per_step(config), unevaluated=run.unevaluated
-    )
+    run.log.begin(progress, budget, tokens_per_step(config), unevaluated=run.unevaluated)
     if run.unevaluated:
         run_evaluation(run, stop)
     while progress.step < budget and not is_asked_to_stop(run, stop):
@@ -139,6 +146,7 @@ def train(run: Run, stop: StopRequest) -> bool:
             if run.guard.has_skipped(progress.step):
                 row["skipped"] = True
             run.log.step(progress, run.cursor["position"], row, evaluates=evaluates)
+            run.memory.sample()
         run.limit.stepped(time.monotonic() - started)
         if evaluates:
             run.guard.settle()
@@ -212,13 +220,6 @@ def data_chain(run: Run) -> dict[str, str]:
     return {} if value is None else {"data_chain": value}
 
 
-def summary(run: Run) -> dict[str, Any]:
-    """What a tracker keeps of the whole run."""
-    best = run.progress.best_val_loss
-    figures = {} if best is None else {"best_val_loss": best, "best_step": run.progress.best_step}
-    return {**figures, **data_chain(run)}
-
-
 @contextlib.contextmanager
 def saved_on_failure(run: Run) -> Iterator[None]:
     """What only looks at the model must not cost its steps: they are saved before the error goes on."""
@@ -287,11 +288,12 @@ def save(run: Run) -> None:
     """Checkpoint the current step, unless it is saved already."""
     progress = run.progress
     run.guard.settle()  # nothing is saved after a step that was no step
+    run.log.take_times(progress)
+    progress.peak_memory_mb = max(progress.peak_memory_mb or 0.0, run.memory.megabytes())
     with run.log.paused():
         waits = run.saver.waits
         if waits:
             run.status.update(phase="save", step=progress.step)
-        progress.elapsed_s = run.log.elapsed_s()
         parts = {
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),

@@ -28,7 +28,9 @@ KEEP_LAST = 2
 MODELS = {"50mb": (4, 528), "small": (1, 32)}  # layers and width
 _SECONDS = 300
 _TIMES = {"tokens_per_s", "data_wait_ms", "mfu"}  # what may differ between two equal runs
-_OF_THE_PLACE = {"elapsed_s", "run_id", "parent", "lineage"}
+_OF_THE_PLACE = {
+    "elapsed_s", "train_s", "waited_s", "peak_memory_mb", "run_id", "parent", "lineage",
+}  # fmt: skip
 _STEP = re.compile(r"^step (\d+)/\d+ \|", re.MULTILINE)
 _SAVED = re.compile(r"^saved .*step-(\d+)$", re.MULTILINE)
 _RESUMED = re.compile(r"^resumed +at step (\d+)", re.MULTILINE)

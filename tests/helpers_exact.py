@@ -18,7 +18,8 @@ from harness.model import Block
 from tests.helpers_runs import rows
 
 # Of trainer.json and its segments: what is not the same in two runs that trained the same.
-_OWN = ("run_id", "parent", "elapsed_s", "path", "data_path")
+_TIMES = ("elapsed_s", "train_s", "waited_s", "peak_memory_mb")
+_OWN = ("run_id", "parent", "path", "data_path", *_TIMES)
 
 
 class Difference(NamedTuple):

@@ -58,13 +58,14 @@ def test_the_offline_file_holds_config_digests_and_the_cursor_of_every_row(tmp_p
     assert mirror.exit_code == 0
 
 
-def test_the_summary_has_the_best_loss_and_the_last_value_of_the_data_chain(tmp_path: Path) -> None:
+def test_the_summary_has_the_figures_of_the_whole_run(tmp_path: Path) -> None:
     data, path = write_text_set(tmp_path / "set"), tmp_path / "run"
     run(tracked(data, trainer__log_batch_hash=False, trainer__log_interval=5), path)
     summary = read_run(path / "wandb").summary
     trainer = json.loads((step_dir(path, 12) / "trainer.json").read_text())
-    for name in ("best_val_loss", "best_step", "data_chain"):
+    for name in ("best_val_loss", "best_step", "data_chain", "peak_memory_mb"):
         assert summary[name] == trainer[name]
+    assert (summary["unique_tokens"], summary["mean_coverage"]) == (12 * 64, 1.0)
 
 
 def test_a_run_finishes_where_wandb_cannot_be_imported(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ class BlockShuffleLoader(SampledLoader):
         rows = count_windows(store.total_tokens, seq_len, seq_len)
         self.window_tokens = window_tokens
         self._tokens = store
-        self._window_rows = min(window_tokens // seq_len, rows)
-        self._window = None if direct else _Window(store, self._window_rows * seq_len + 1)
+        self.window_rows = min(window_tokens // seq_len, rows)
+        self._window = None if direct else _Window(store, self.window_rows * seq_len + 1)
         super().__init__(store, rows, batch_size, seq_len, **options)
 
     @property
@@ -69,12 +69,13 @@ class BlockShuffleLoader(SampledLoader):
         """Targets of the rows that do not fill a batch, and those after the last row."""
         return super().dropped_tokens + self._tokens.total_tokens - 1 - self.samples * self.seq_len
 
-    def _order(self, start: int, count: int) -> Ids:
+    def order(self, start: int, count: int) -> Ids:
+        """As of `SampledLoader`, window by window."""
         parts = []
         end = start + count
         while start < end:
-            window, place = divmod(start, self._window_rows)
-            rows = min(self._window_rows, self.samples - (start - place))
+            window, place = divmod(start, self.window_rows)
+            rows = min(self.window_rows, self.samples - (start - place))
             purpose = f"{self.strategy},{window}"
             order = Permutation(rows, epoch_key(self.seed, self._epoch, self.epoch_seed, purpose))
             parts.append(start - place + order.take(place, min(rows - place, end - start)))
@@ -84,11 +85,11 @@ class BlockShuffleLoader(SampledLoader):
     def _read(self, ids: Ids) -> tuple[Any, Any]:
         if self._window is None:
             return self._tokens.get_windows(ids * self.seq_len, self.seq_len)
-        windows = ids // self._window_rows
+        windows = ids // self.window_rows
         changes = np.flatnonzero(np.diff(windows)) + 1
         parts = []
         for first, last in pairwise([0, *changes.tolist(), len(ids)]):
-            start = int(windows[first]) * self._window_rows * self.seq_len
+            start = int(windows[first]) * self.window_rows * self.seq_len
             starts = ids[first:last] * self.seq_len - start
             parts.append(self._window.read(start, starts, self.seq_len + 1))
         return self._tokens.split_windows(np.concatenate(parts), ids * self.seq_len)

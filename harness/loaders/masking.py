@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from harness.errors import UserError
 from harness.loaders.batch import IGNORE
@@ -10,6 +12,8 @@ from harness.storage.manifest import Manifest
 
 if TYPE_CHECKING:
     import torch
+
+Array = np.ndarray[Any, Any]
 
 MASK_BOUNDARY = ("none", "target", "after")
 
@@ -43,5 +47,16 @@ class BoundaryMask:
 
         # In NumPy, which compares and copies a batch three times as fast as PyTorch on one core.
         masked = targets.numpy().copy()
-        masked[(targets if self._mode == "target" else inputs).numpy() == self._token] = IGNORE
+        masked[self.ignored(inputs.numpy(), targets.numpy())] = IGNORE
         return torch.from_numpy(masked)
+
+    def ignored(self, inputs: Array, targets: Array) -> Array:
+        """Which of these targets do not count, bool of their shape; the inputs are the tokens before them."""
+        if self._token is None:
+            return np.zeros(targets.shape, np.bool_)
+        mask: Array = (targets if self._mode == "target" else inputs) == self._token
+        return mask
+
+    @property
+    def ignores_nothing(self) -> bool:
+        return self._token is None

@@ -123,7 +123,11 @@ class SampledLoader(ABC):
 
     def origins(self, position: int) -> list[Origin]:
         """Where this rank's rows of the batch at `position` of this epoch come from."""
-        return self._origins(self._order(position + self._shift, self._rows).tolist())
+        return self._origins(self.order(position + self._shift, self._rows).tolist())
+
+    def order(self, start: int, count: int) -> Ids:
+        """Sample numbers at the places `[start, start + count)` of this epoch's order: int64 `(count,)`."""
+        return Permutation(self.samples, self._key()).take(start, count)
 
     def reset(self) -> None:
         """Back to position 0 of the same epoch."""
@@ -170,10 +174,6 @@ class SampledLoader(ABC):
     def _origins(self, ids: list[int]) -> list[Origin]:
         """Where the rows of the samples `ids` come from, in the order of a batch's rows."""
 
-    def _order(self, start: int, count: int) -> Ids:
-        """Sample numbers at the places `[start, start + count)` of this epoch's order: int64 `(count,)`."""
-        return Permutation(self.samples, self._key()).take(start, count)
-
     def _extra_state(self) -> dict[str, Any]:
         """The settings of the strategy that decide the order, as plain JSON values."""
         return {}
@@ -195,7 +195,7 @@ class SampledLoader(ABC):
         first, block = self._blocks[ahead]
         if not first <= start <= start + self._rows <= first + len(block):
             size = min(max(self._rows, _ORDER_BLOCK), self.samples - start)
-            first, block = self._blocks[ahead] = start, self._order(start, size)
+            first, block = self._blocks[ahead] = start, self.order(start, size)
         return block[start - first : start - first + self._rows]
 
     def _too_few(self, world_size: int) -> UserError:

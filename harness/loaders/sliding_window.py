@@ -35,7 +35,7 @@ class SlidingWindowLoader(HintingLoader):
 
     `sampling`: `permutation` reads each window once an epoch in a seeded order, `ordered` in file order in
     every epoch; `uniform` draws any start with replacement, for `N // (B*T)` batches, and takes no stride.
-    Windows cross shards and documents. Else as `SampledLoader`.
+    Windows cross shards and documents; `windows` is the number of them. Else as `SampledLoader`.
     """
 
     strategy = "sliding_window"
@@ -62,11 +62,11 @@ class SlidingWindowLoader(HintingLoader):
         self.stride = 1 if sampling == "uniform" else check_stride(stride, seq_len)
         self.sampling = sampling
         self._tokens = store
-        self._windows = count_windows(store.total_tokens, seq_len, self.stride)
+        self.windows = count_windows(store.total_tokens, seq_len, self.stride)
         needed = batch_size if sampling == "uniform" else 1
         if store.total_tokens < needed * seq_len + 1:
             raise too_small(store, needed, seq_len)
-        samples = self._windows
+        samples = self.windows
         if sampling == "uniform":
             samples = store.total_tokens // (batch_size * seq_len) * batch_size
         super().__init__(store, samples, batch_size, seq_len, **options)
@@ -78,20 +78,21 @@ class SlidingWindowLoader(HintingLoader):
         """Targets of the windows that do not fill a batch, and those after the last window."""
         if self.sampling == "uniform":
             return 0
-        end = (self._windows - 1) * self.stride + self.seq_len
+        end = (self.windows - 1) * self.stride + self.seq_len
         return super().dropped_tokens + self._tokens.total_tokens - 1 - end
 
     @property
     def skipped_tokens(self) -> int:
         """Targets between windows, where `stride` is larger than `seq_len`."""
-        return max(0, self.stride - self.seq_len) * (self._windows - 1)
+        return max(0, self.stride - self.seq_len) * (self.windows - 1)
 
-    def _order(self, start: int, count: int) -> Ids:
+    def order(self, start: int, count: int) -> Ids:
+        """As of `SampledLoader`; with `uniform` these are draws, which may repeat."""
         if self.sampling == "permutation":
-            return super()._order(start, count)
+            return super().order(start, count)
         if self.sampling == "ordered":
             return np.arange(start, start + count)
-        return uniform_draws(self._windows, self._key(), start, count)
+        return uniform_draws(self.windows, self._key(), start, count)
 
     def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
         return self._tokens.get_windows(ids * self.stride, self.seq_len)

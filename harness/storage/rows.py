@@ -100,6 +100,20 @@ class RowStore:
             self._refuse_id(ids, rows)
         return rows.astype(np.int64), mask
 
+    def target_mask(self, row_ids: Sequence[int] | Array, width: int) -> Array:
+        """The mask of the columns `[1, width)` of these rows, bool `(n, width - 1)`: which are targets.
+
+        As `read_rows`, but no row is read.
+        """
+        assert 1 <= width <= self.row_width
+        ids = self._checked_ids(row_ids)
+        if not len(ids) or width == 1:
+            return np.zeros((len(ids), width - 1), np.bool_)
+        mask = self._open().mask(ids, 1)
+        if np.maximum.reduce(mask, axis=None) > 1:
+            self._refuse_mask(ids, mask, first_column=1)
+        return mask[:, : width - 1].view(np.bool_)
+
     def prefetch(self, row_ids: Sequence[int] | Array, width: int) -> None:
         """Hint that the first `width` columns of these rows and of their mask are read soon."""
         ids = self._checked_ids(row_ids)
@@ -171,11 +185,11 @@ class RowStore:
             "set again with prepare.overwrite=true"
         )
 
-    def _refuse_mask(self, ids: Array, mask: Array) -> None:
+    def _refuse_mask(self, ids: Array, mask: Array, first_column: int = 0) -> None:
         place, column = np.argwhere(mask > 1)[0].tolist()
         where = self._where(self.mask_paths, int(ids[place]))
         raise UserError(
-            f"{where} holds the mask byte {int(mask[place, column])} in column {column}, "
+            f"{where} holds the mask byte {int(mask[place, column])} in column {first_column + column}, "
             "but a mask is of 0 and 1: the file is damaged, and nothing says whether that token "
             "is a target. Restore the file or prepare the set again with prepare.overwrite=true"
         )
