@@ -28,7 +28,7 @@ def config_dir() -> Path:
 
 
 def register() -> None:
-    """Make the typed schemas and our one resolver known to Hydra."""
+    """Make the typed schemas and our resolvers known to Hydra; in each process that composes or resolves."""
     store = ConfigStore.instance()
     for group, variants in GROUPS.items():
         for name, kind in variants.items():
@@ -38,6 +38,18 @@ def register() -> None:
     store.store(group="schema", name="train", node=TrainConfig)
     store.store(group="schema", name="prepare_data", node=PrepareScriptConfig)
     OmegaConf.register_new_resolver("run_dir", _run_dir, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("divide", _divide, replace=True)
+
+
+def _divide(whole: int, part: int) -> int:
+    """`${divide:2048,${loader.seq_len}}`: the sequences of a step of 2048 tokens."""
+    whole, part = int(whole), int(part)
+    if part < 1 or whole % part:
+        raise ValueError(
+            f"${{divide:{whole},{part}}} leaves a rest, and jobs are compared at steps of equal tokens: use a "
+            f"divisor of {whole} in place of {part}"
+        )
+    return whole // part
 
 
 def _run_dir(name: str | None, readable: str) -> str:

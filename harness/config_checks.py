@@ -219,6 +219,8 @@ def _training_problems(config: TrainConfig) -> list[str]:
         problems.append(
             f"run.name={name!r} must name a folder below runs/; for another place use hydra.run.dir"
         )
+    if bad := [tag for tag in get(config, "tracker.tags") or () if not 1 <= len(tag) <= 64]:
+        problems.append(f"tracker.tags={bad}: W&B takes tags of 1 to 64 characters")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         problems.append(f"device={config.device} must be auto, cpu, cuda or cuda:N")
     return problems

@@ -33,7 +33,7 @@ from harness import (
 from harness.build import Learner, assemble
 from harness.checkpoint import Checkpoint
 from harness.commands import command, shown
-from harness.config import TrainConfig, layout
+from harness.config import TrainConfig, get, layout
 from harness.config_record import to_dict
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from harness.identity import identity_of, keep_origin, lineage_of, progress_of
@@ -190,6 +190,8 @@ def _tracker(
         resumes=plan.goes_on or known is not None,
         last_step=status.fields["wandb_last_step"],
         parent=identity["parent"],
+        group=plan.config.sweep.name,
+        tags=[f"{group}={get(plan.config, f'{group}.name')}" for group in ("data", "loader", "model")],
     )
     if plan.config.tracker.name == "wandb":  # first, or a kill in between would leave W&B a second run
         status.update(wandb_id=tracked.id)

@@ -213,21 +213,6 @@ def test_scripts_answer_a_wrong_word(one: Path, tmp_path: Path) -> None:
     assert short["loss"] == pytest.approx(last["val_loss"], rel=1e-6)
 
 
-def test_every_experiment_composes_and_shows_its_command() -> None:
-    from hydra import compose, initialize_config_dir
-
-    from harness.composition import config_dir, register, to_dataclass
-
-    register()
-    names = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]
-    assert names
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        for name in names:
-            to_dataclass(compose("train", overrides=[f"experiment={name}"]))
-            text = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
-            assert f"python train.py experiment={name}" in text
-
-
 def test_the_wheel_carries_the_configuration(tmp_path: Path, data: Path) -> None:
     """Built for real and run from its unpacked files, away from the checkout."""
     subprocess.run(

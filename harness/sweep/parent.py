@@ -63,6 +63,7 @@ def _hydra(line: CommandLine) -> None:
 def task(cfg: DictConfig) -> float:
     """One job, in the process that a launcher chose; what it returns is a sweeper's objective."""
     os.chdir(HydraConfig.get().runtime.cwd)
+    register()  # a launcher's process has the composed config, and no resolver of ours
     folder, words = Path(HydraConfig.get().runtime.output_dir), list(HydraConfig.get().overrides.task)
     try:
         config = to_dataclass(cfg)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,7 +56,8 @@ class TrackedRun:
     `id` is its name at the tracker, the same after each resume; its own files lie in `directory`. `config`:
     the whole configuration as plain containers; `digests`: the set's `metadata_sha256` and
     `content_sha256`; `last_step`: the last step that was handed to the tracker before a resume; `parent`:
-    of a branch, `run_id`, `path`, `step` and `wandb_id` of what it began from.
+    of a branch, `run_id`, `path`, `step` and `wandb_id` of what it began from; `group`: the sweep that it
+    is a job of; `tags`: what was chosen for it, beside the user's own.
     """
 
     id: str
@@ -67,6 +68,8 @@ class TrackedRun:
     resumes: bool = False
     last_step: int | None = None
     parent: dict[str, Any] | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
 
 
 def open_tracker(config: TrackerConfig, tracked: TrackedRun, report: Callable[[str], None]) -> Tracker:

@@ -10,17 +10,20 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.commands import shown
 from harness.config_groups import WandbTrackerConfig
+from harness.errors import EXIT_STOPPED
 from harness.tracking import NoTracker, TrackedRun, Tracker, wandb_record
 from harness.tracking.wandb_mode import MODES, choose_mode, quiet, run_settings, unknown_mode
 from harness.tracking.wandb_service import StillRunning, end_helpers, end_orphans, within
 
 Report = Callable[[str], None]
+_MOST_OF_A_TAG = 64  # characters; with a longer one wandb takes none
 
 # Runs that this process has not finished: while there is one, wandb's helper process has to stay.
 _unfinished: weakref.WeakSet[WandbTracker] = weakref.WeakSet()
@@ -73,7 +76,7 @@ class WandbTracker:
             return
         _unfinished.discard(self)
         seconds = min(self._timeout, at_most)
-        error = within(seconds, lambda: self._run.finish(exit_code=exit_code))
+        error = within(seconds, partial(_finish, self._run, exit_code))
         if isinstance(error, StillRunning):
             limit = "tracker.finish_timeout=" if seconds == self._timeout else ""
             self._report(
@@ -125,7 +128,7 @@ def open_wandb(config: WandbTrackerConfig, tracked: TrackedRun, report: Report) 
         report=report,
     )
     # Recording an artifact asks the server, which takes as long as it likes to answer.
-    fault = within(config.init_timeout, lambda: _describe(wandb, run, tracked.digests, tracked.manifest_path))
+    fault = within(config.init_timeout, lambda: _describe(wandb, run, tracked, config.tags))
     if fault is not None:
         report(f"W&B: the data set was not recorded ({_short(fault)}); the run is logged without it")
     return tracker
@@ -173,7 +176,7 @@ def _arguments(
         "name": tracked.directory.name,
         "project": config.project,
         "entity": config.entity,
-        "tags": config.tags or None,
+        "group": tracked.group,
         "config": {**tracked.config, **digests, **parent},
         "notes": _notes(tracked),
         "job_type": "train",
@@ -225,16 +228,32 @@ def _to_sync(run: Any) -> str:
     return str(shown(folder if len(siblings) < 2 else folder.parent / f"offline-run-*-{run.id}*"))
 
 
-def _describe(wandb: Any, run: Any, digests: Mapping[str, str | None], manifest_path: Path) -> None:
-    """Tokens as the x-axis, the digests in the summary, the manifest as an artifact of type `dataset`."""
+def _add_tags(run: Any, tags: list[str]) -> None:
+    """Beside those of WANDB_TAGS, and those given to a run that goes on: wandb.init would replace them."""
+    known = list(run.tags or ())
+    wanted = list(dict.fromkeys([*known, *(tag[:_MOST_OF_A_TAG] for tag in tags)]))
+    if wanted != known:
+        run.tags = wanted
+
+
+def _finish(run: Any, exit_code: int) -> None:
+    """A run that was stopped to go on later shows as preempted, and not as failed."""
+    if exit_code == EXIT_STOPPED:
+        run.mark_preempting()
+    run.finish(exit_code=exit_code)
+
+
+def _describe(wandb: Any, run: Any, tracked: TrackedRun, tags: list[str]) -> None:
+    """Tags, tokens as the x-axis, the digests in the summary, the manifest as a `dataset` artifact."""
+    _add_tags(run, [*tags, *tracked.tags])
     run.define_metric("tokens")
     run.define_metric("*", step_metric="tokens")
-    run.summary.update({f"data/{key}": value for key, value in digests.items()})
-    folder = manifest_path.resolve().parent
+    run.summary.update({f"data/{key}": value for key, value in tracked.digests.items()})
+    folder = tracked.manifest_path.resolve().parent
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.parent.name}-{folder.name}")[-120:]
-    artifact = wandb.Artifact(name, type="dataset", metadata=dict(digests))
+    artifact = wandb.Artifact(name, type="dataset", metadata=dict(tracked.digests))
     # A manifest is never changed: no copy in the user's cache folder is needed.
-    artifact.add_file(str(manifest_path), policy="immutable", skip_cache=True)
+    artifact.add_file(str(tracked.manifest_path), policy="immutable", skip_cache=True)
     run.log_artifact(artifact)
 
 

@@ -27,6 +27,8 @@ class Run:
     name: str = ""
     notes: str = ""
     project: str = ""
+    group: str = ""
+    job_type: str = ""
     tags: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -34,6 +36,7 @@ class Run:
     step_metrics: dict[str, str] = field(default_factory=dict)
     artifacts: list[Any] = field(default_factory=list)
     exit_code: int | None = None
+    preempted: bool = False
 
 
 def read_run(wandb_dir: Path, index: int = -1) -> Run:
@@ -90,6 +93,7 @@ def _add(run: Run, record: Any) -> None:
     kind = record.WhichOneof("record_type")
     if kind == "run":
         run.id, run.name, run.project = record.run.run_id, record.run.display_name, record.run.project
+        run.group, run.job_type = record.run.run_group, record.run.job_type
         run.notes, run.tags = record.run.notes, list(record.run.tags)
         run.config.update(_items(record.run.config.update))
     elif kind == "config":
@@ -105,6 +109,8 @@ def _add(run: Run, record: Any) -> None:
         run.step_metrics[record.metric.name or record.metric.glob_name] = record.metric.step_metric
     elif kind == "artifact":
         run.artifacts.append(record.artifact)
+    elif kind == "preempting":
+        run.preempted = True
     elif kind == "exit":
         run.exit_code = record.exit.exit_code
 
