@@ -46,8 +46,8 @@ def _divide(whole: int, part: int) -> int:
     whole, part = int(whole), int(part)
     if part < 1 or whole % part:
         raise ValueError(
-            f"${{divide:{whole},{part}}} leaves a rest, and jobs are compared at steps of equal tokens: use a "
-            f"divisor of {whole} in place of {part}"
+            f"${{divide:{whole},{part}}} leaves a rest, and jobs are compared at steps of equal tokens: use "
+            f"a divisor of {whole} in place of {part}"
         )
     return whole // part
 

@@ -113,9 +113,7 @@ def test_the_jobs_of_a_sweep_are_comparable(name: str) -> None:
     assert len(alike) == 1
     assert jobs[0].config.schedule.total_steps is None
     for job in jobs:
-        assert (
-            get(job.config, "loader.stride") is None or job.config.loader.stride <= job.config.loader.seq_len
-        )
+        assert (get(job.config, "loader.stride") or 0) <= job.config.loader.seq_len
 
 
 @pytest.mark.parametrize("name", SWEEPS)
