@@ -12,20 +12,30 @@ import re
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from harness import admission, auto_resume, completion, start
+from harness.auto_resume import Found
 from harness.build import Learner, build_learner
+from harness.checkpoint import Checkpoint
 from harness.commands import prepare_command, shown
 from harness.config import TrainConfig, layout, set_directory, total_steps
 from harness.data_setup import needs_preparation
 from harness.dry_step import DryStep
 from harness.errors import RunFailed, UserError
 from harness.identity import progress_of
-from harness.plan_text import budget_lines, data_lines, loader_lines, memory_lines, model_line, printed, size
+from harness.loaders import Loader
+from harness.plan_text import (
+    budget_lines,
+    data_lines,
+    lasting,
+    loader_lines,
+    memory_lines,
+    model_line,
+    printed,
+    size,
+)
 from harness.start import Plan, Start
 from harness.step_cost import Shape, evaluation_seconds, mend, random_batch, shape_of, try_step
-from harness.step_log import clock
 from harness.storage import Store
 from harness.trainer import Progress
 
@@ -47,6 +57,8 @@ def check_run(config: TrainConfig, path: Path) -> None:
         assert found.saved is not None
         printed("run", [completion.in_words(config, path, found.saved), "a start would do nothing"])
         return
+    if occupied is not None:
+        printed("refused", ["a start in that directory: see the end"])
     if needs_preparation(config):
         _check_unprepared(config, path, begin)
     else:
@@ -56,10 +68,13 @@ def check_run(config: TrainConfig, path: Path) -> None:
         raise occupied
 
 
-def _refusal(config: TrainConfig, path: Path, found: auto_resume.Found) -> UserError | None:
+def _refusal(config: TrainConfig, path: Path, found: Found) -> UserError | None:
     """Why the run may not write into its directory."""
     try:
         admission.check(config, path, found)
+        if path.exists():
+            with admission.locked(path):
+                pass
     except UserError as error:
         return error
     return None
@@ -67,26 +82,28 @@ def _refusal(config: TrainConfig, path: Path, found: auto_resume.Found) -> UserE
 
 def _check_plan(plan: Plan) -> None:
     config, data, progress = plan.config, plan.data, progress_of(plan.saved)
-    printed("run", [*_run_lines(plan.config, plan.path, plan), *plan.changes])
-    printed("data", data_lines(config, data))
+    where = f", epoch {progress.epoch}, position {plan.loader.position:,}"
+    printed("run", [*_run_lines(plan.path, plan.saved, plan.initial, where), *plan.changes])
+    printed("data", data_lines(data))
     printed("loader", loader_lines(config, data.train))
     shape = shape_of(config, data.train.vocab_size, plan.device)
-    printed("budget", budget_lines(config, plan.loader, progress, 12 * shape.stored))
-    _print_shape(config, shape, plan.device)
+    _print_shape(config, shape, plan.device, plan.loader, progress)
     known = len(plan.changes)
-    dry = try_step(config, shape, plan.device, lambda: start.learner_of(plan), lambda: first_batch(plan))
-    printed("", plan.changes[known:])
-    _print_dry(
-        config, plan.device, shape, dry, "" if plan.saved is plan.initial is None else "with its weights, "
+    dry = try_step(
+        config, shape, plan.device, lambda: start.learner_of(plan), lambda: start.first_batch(plan)
     )
-    printed("time", [time_line(config, progress, dry, data.validation)])
+    printed("", plan.changes[known:])
+    what = "" if plan.saved is plan.initial is None else "with its weights, "
+    _print_dry(config, plan.device, shape, dry, what)
+    printed("time", [_time_line(config, progress, dry, data.validation)])
 
 
 def _check_unprepared(config: TrainConfig, path: Path, begin: Start) -> None:
     """What can be said before the set is there: a start would prepare it by itself."""
     from harness.prepare import expected_vocab_size
 
-    printed("run", _run_lines(config, path, None))
+    saved, device = begin.found.saved, begin.device
+    printed("run", _run_lines(path, saved, begin.initial))
     lines = [
         f"there is no prepared set at {shown(set_directory(config))}: a start would prepare it first, "
         "from the embedded corpus",
@@ -94,54 +111,44 @@ def _check_unprepared(config: TrainConfig, path: Path, begin: Start) -> None:
         "what follows from its size cannot be said before",
     ]
     printed("data", lines)
-    vocab_size, device = expected_vocab_size(config.tokenizer), begin.device
-    shape = shape_of(config, vocab_size, device)
-    printed("budget", budget_lines(config, None, Progress(), 12 * shape.stored))
-    _print_shape(config, shape, device)
+    vocab_size = expected_vocab_size(config.tokenizer) if saved is None else saved.trainer["vocab_size"]
+    shape, progress = shape_of(config, vocab_size, device), progress_of(saved)
+    _print_shape(config, shape, device, None, progress)
 
     def learner() -> Learner:
         return build_learner(config, vocab_size, device, None, begin.initial)
 
     dry = try_step(config, shape, device, learner, lambda: random_batch(config, vocab_size))
     _print_dry(config, device, shape, dry, "on random tokens, ")
-    printed("time", [time_line(config, Progress(), dry, None)])
+    printed("time", [_time_line(config, progress, dry, None)])
 
 
-def _run_lines(config: TrainConfig, path: Path, plan: Plan | None) -> list[str]:
-    if plan is not None and plan.saved is not None:
-        where = f"epoch {plan.saved.trainer['epoch']}, position {plan.loader.position:,}"
-        if plan.goes_on:
-            return [f"{shown(path)} goes on at step {plan.saved.step}, {where}"]
-        return [f"{_place(path)}, a branch of {shown(plan.saved.run_dir)} at step {plan.saved.step}, {where}"]
-    lines = [f"{_place(path)}, a new run"]
-    if plan is not None and plan.initial is not None:
-        lines.append(f"begins with the weights of {shown(plan.initial.path)}")
+def _run_lines(
+    path: Path, saved: Checkpoint | None, initial: Checkpoint | None, where: str = ""
+) -> list[str]:
+    """What would begin, and from what; `where` the data goes on."""
+    if saved is not None and saved.run_dir == path:
+        return [f"{shown(path)} goes on after step {saved.step}{where}"]
+    place = f"a folder in {shown(path.parent.parent)} named by the time of its start"
+    place = place if _BY_TIME.fullmatch(path.name) else str(shown(path))
+    if saved is not None:
+        return [f"{place}, a branch of {shown(saved.run_dir)} after step {saved.step}{where}"]
+    lines = [f"{place}, a new run"]
+    if initial is not None:
+        lines.append(f"begins with the weights of {shown(initial.path)}")
     return lines
 
 
-def _place(path: Path) -> str:
-    if _BY_TIME.fullmatch(path.name):
-        return f"a folder in {shown(path.parent.parent)} named by the time of its start"
-    return str(shown(path))
-
-
-def _print_shape(config: TrainConfig, shape: Shape, device: torch.device) -> None:
+def _print_shape(
+    config: TrainConfig, shape: Shape, device: torch.device, loader: Loader | None, progress: Progress
+) -> None:
+    printed("budget", budget_lines(config, loader, progress, 12 * shape.stored))
     printed("model", [model_line(config, shape.model)])
     memory, room = shape.memory, shape.room
     lines = memory_lines(memory, room, str(device))
     if room is not None and memory.total > room:
         lines.append(f"WARNING: that is more than there is. {mend(config, shape)}")
     printed("memory", lines)
-
-
-def first_batch(plan: Plan) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of the step that the run would begin with."""
-    try:
-        batch = plan.loader.next_batch()
-    except StopIteration:
-        plan.loader.start_epoch(progress_of(plan.saved).epoch + 1)
-        batch = plan.loader.next_batch()
-    return batch.inputs, batch.targets
 
 
 def _print_dry(config: TrainConfig, device: torch.device, shape: Shape, dry: DryStep, what: str) -> None:
@@ -169,11 +176,11 @@ def _print_dry(config: TrainConfig, device: torch.device, shape: Shape, dry: Dry
     printed("dry step", lines)
 
 
-def time_line(config: TrainConfig, progress: Progress, dry: DryStep, validation: Store | None) -> str:
+def _time_line(config: TrainConfig, progress: Progress, dry: DryStep, validation: Store | None) -> str:
     """How long the run would take, from a step's time and an evaluation's."""
     steps = total_steps(config, progress.step, progress.tokens) - progress.step
     training, evaluating = steps * dry.seconds, evaluation_seconds(config, progress, dry, validation)
     return (
-        f"estimate: {clock(training + evaluating)} = {clock(training)} for {steps:,} steps + "
-        f"{clock(evaluating)} for evaluations; without start, saves and text samples"
+        f"estimate: {lasting(training + evaluating)} = {lasting(training)} for {steps:,} steps + "
+        f"{lasting(evaluating)} for evaluations; without start, saves and text samples"
     )

@@ -10,6 +10,7 @@ from harness.config import TrainConfig, get, layout, tokens_per_step, total_step
 from harness.loaders import build_loader
 from harness.loaders.sampled import SampledLoader
 from harness.optim import lr_at
+from harness.step_log import clock
 from harness.storage import PairStore
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _SAMPLES = {"sliding_window": "windows", "contrastive_rows": "pairs"}  # what a loader's samples are called
 
 
-def data_lines(config: TrainConfig, data: Data) -> list[str]:
+def data_lines(data: Data) -> list[str]:
     """Where the data lies and how much it is."""
     manifest, train = data.train.manifest, data.train
     lines = [
@@ -202,6 +203,11 @@ def size(count: float) -> str:
         count /= 1024
         del units[0]
     return f"{count:,.0f} {units[0]}" if count >= 100 else f"{count:.3g} {units[0]}"
+
+
+def lasting(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds:.2g} s" if seconds < 9.5 else clock(seconds)
 
 
 def printed(title: str, lines: list[str]) -> None:

@@ -18,6 +18,7 @@ from harness.checkpoint import Checkpoint
 from harness.config import TrainConfig
 from harness.data_setup import Data, open_data
 from harness.device import select_device
+from harness.identity import progress_of
 from harness.loaders import Loader, make_loader
 from harness.resume import Changes
 
@@ -101,3 +102,13 @@ def learner_of(plan: Plan) -> Learner:
     if saved is not None:
         plan.changes.extend(take_up.restore_rng(saved, learner, plan.config, plan.device))
     return learner
+
+
+def first_batch(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of the step that the run would begin with."""
+    try:
+        batch = plan.loader.next_batch()
+    except StopIteration:
+        plan.loader.start_epoch(progress_of(plan.saved).epoch + 1)
+        batch = plan.loader.next_batch()
+    return batch.inputs, batch.targets

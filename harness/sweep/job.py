@@ -76,7 +76,7 @@ def _run(
 ) -> Ended:
     status = run_dir.read_status(path)
     if status.get("state") == DONE:
-        refused = _other_data(config, path)
+        refused = other_data(config, path)
         if refused != status.get("error"):  # beside its state, so that what it has reached stays
             write_json(path / "status.json", status | {"error": refused, "reason": refused and "other_data"})
         if refused is not None:
@@ -93,7 +93,7 @@ def _run(
         with device_for(config.device, folder) as device:
             outcome = launch(dataclasses.replace(config, device=device, resume="auto"), path, composed)
     finally:
-        _release()
+        release()
     if outcome.stopped:
         return Ended(path, STOPPED)
     return Ended(path, DONE, _finite(outcome.val_loss))
@@ -108,7 +108,7 @@ def refuse(folder: Path, words: list[str], error: UserError) -> Ended:
     return Ended(None, FAILED, exit_code=EXIT_USER)
 
 
-def _release() -> None:
+def release() -> None:
     """Leave nothing to the next job of this process: no memory of the device, no compiled graphs."""
     import torch
 
@@ -129,7 +129,7 @@ def _finite(loss: float | None) -> float:
     return loss if loss is not None and math.isfinite(loss) else FAILED_OBJECTIVE
 
 
-def _other_data(config: TrainConfig, path: Path) -> str | None:
+def other_data(config: TrainConfig, path: Path) -> str | None:
     """What is wrong where the set on disk is no longer the one that the done job was trained on."""
     directory = set_directory(config)
     try:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from harness.composition import composed_files, config_dir, register, to_dataclass
 from harness.errors import EXIT_DONE, EXIT_STOPPED, UserError
-from harness.overrides import CommandLine, key_of
+from harness.overrides import CommandLine, key_of, value_of
 from harness.sweep import report, report_text
 from harness.sweep.board import Board
 from harness.sweep.grid import grid_of, named
@@ -32,6 +32,12 @@ def main(line: CommandLine) -> None:
     grid = grid_of(line)
     for note in [] if grid is None else grid.notes:
         print(note, flush=True)
+    if grid is None and value_of(line.overrides, "check") == "true":
+        raise UserError("check=true cannot say which jobs this sweeper will try. Check one of them: drop -m")
+    if grid is not None and grid.jobs[0].config.check:
+        from harness.sweep.check_grid import check_grid
+
+        raise SystemExit(check_grid(grid))
     board = Board(folder, grid)
     try:
         with board.watching():
