@@ -28,6 +28,7 @@ from harness.sweep.grid import Grid, Job
 from harness.sweep.identity import place_for
 from harness.sweep.job import other_data, release
 from harness.sweep.states import DONE, WAITING, read_state
+from harness.sweep.sweep_words import telling
 from harness.trainer import Progress
 
 
@@ -60,9 +61,11 @@ def check_grid(grid: Grid) -> int:
     It is 1 where the only fault is that a step does not fit into memory. Nothing is written.
     """
     admission.refuse_several_processes()
-    print(f"sweep {grid.name}, {len(grid.jobs)} jobs in {shown(grid.folder)}; nothing is started", flush=True)
+    print(
+        f"sweep {grid.name}, {len(grid.unique)} jobs in {shown(grid.folder)}; nothing is started", flush=True
+    )
     checker = _Checker(grid)
-    rows = [checker.row(job) for job in grid.jobs]
+    rows = [checker.row(job) for job in grid.unique]
     print(
         "\n".join([*_table(grid, rows), *_totals(rows), *checker.notes, *_impossible(grid, rows)]), flush=True
     )
@@ -92,7 +95,7 @@ class _Checker:
     def _look(self, row: _Row) -> None:
         """Fill in a row as the job would be started: it goes on where it is half done."""
         config = dataclasses.replace(row.job.config, resume="auto", check=False)
-        path = place_for(self._grid.folder, row.job.sha256, _own_words(self._grid, row.job))
+        path = place_for(self._grid.folder, row.job.sha256, telling(row.job.words, self._grid.swept))
         row.state = read_state(path).state
         row.step = max(checkpoint.complete_steps(path), default=0)
         if run_dir.read_status(path).get("state") == DONE:
@@ -222,9 +225,5 @@ def _impossible(grid: Grid, rows: list[_Row]) -> list[str]:
         lines.append(f"impossible: {problem}")
         for row in rows:
             if row.problem == problem:
-                lines.append(f"  #{row.job.index} {' '.join(_own_words(grid, row.job))}")
+                lines.append(f"  #{row.job.index} {' '.join(telling(row.job.words, grid.swept))}")
     return lines
-
-
-def _own_words(grid: Grid, job: Job) -> list[str]:
-    return [word for word in job.words if key_of(word) in grid.swept]
