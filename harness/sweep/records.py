@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +92,7 @@ def read_record(path: Path) -> Record:
 
 def read_config(path: Path) -> dict[str, Any]:
     """A configuration as values by dotted key; interpolations are text."""
-    values = load_yaml(path)
+    values = _parsed_config(path.read_text())
     if not isinstance(values, dict):
         raise ValueError(f"it must hold keys, not {values!r:.80}")
     return dict(flatten(values))
@@ -106,7 +107,28 @@ def read_composed(path: Path) -> dict[str, Any]:
 
 
 def load_yaml(path: Path) -> Any:
-    return yaml.load(path.read_bytes(), Loader=_Loader)
+    return _parsed_yaml(path.read_text())
+
+
+def _parsed_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def _parsed_config(text: str) -> Any:
+    """`_parsed_yaml`, quick where the group of another run was the same text: most are, in a sweep."""
+    groups = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
+    if groups[0] or re.search(r"^[^\w\s-]|[&*]", text, flags=re.MULTILINE):
+        return _parsed_yaml(text)
+    values: dict[str, Any] = {}
+    for group in groups[1:]:
+        value = _parsed_group(group)
+        if not isinstance(value, dict):
+            return _parsed_yaml(text)
+        values |= value
+    return values
+
+
+_parsed_group = functools.lru_cache(maxsize=4096)(_parsed_yaml)
 
 
 def _swept_words(path: Path) -> list[str]:

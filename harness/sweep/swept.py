@@ -49,7 +49,7 @@ def keys_of(record: Record, swept: Iterable[str]) -> dict[str, Any]:
 
 def _values(record: Record) -> dict[str, Any]:
     """What may tell a run apart; of one whose configuration is not known, what its words say."""
-    said = {key_of(word): value_of(record.words, key_of(word)) for word in record.words}
+    said = {key_of(word): value_of([word], key_of(word)) for word in record.words}
     values: dict[str, Any] = {key: said[key] for key in _WHOLE_CONFIGS if key in said}
     if not record.config:
         values |= {key: _parsed(text) for key, text in said.items() if text is not None}

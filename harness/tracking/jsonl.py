@@ -20,6 +20,7 @@ from harness.files import write_atomic
 log = logging.getLogger("harness")
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_WORDS = (b'"NaN"', b'Infinity"')
 
 
 class MetricsFile:
@@ -68,7 +69,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
     Raises `UserError` with file and line where any other line is not a row.
     """
-    return [_with_numbers(row) for _, row in _whole_lines(path)]
+    data = path.read_bytes()
+    rows = _rows_of(data)
+    if rows is None:
+        rows = [row for _, row in _whole_lines(path)]
+    return [_with_numbers(row) for row in rows] if any(word in data for word in _WORDS) else rows
 
 
 def evaluation_of(path: Path, step: int) -> dict[str, Any] | None:
@@ -130,6 +135,18 @@ def encode_row(row: dict[str, Any]) -> bytes:
     return json.dumps(values, allow_nan=False).encode() + b"\n"
 
 
+def _rows_of(data: bytes) -> list[dict[str, Any]] | None:
+    """The rows of a file of nothing but whole lines, parsed at once, which is twice as fast; else None."""
+    lines = data.split(b"\n")
+    if lines.pop():
+        return None
+    try:
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        return None
+    return rows if len(rows) == len(lines) and all(map(_is_row, rows)) else None
+
+
 def _with_numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in row.items()
@@ -163,5 +180,8 @@ def _is_row(value: Any) -> bool:
     """Whether a line's value has, of what is read back from rows, nothing that is something else."""
     if not isinstance(value, dict) or type(value.get("step", 0)) is not int:
         return False
-    losses = (value.get(key, 0.0) for key in ("loss", "val_loss"))
-    return all(type(loss) in (int, float) or (type(loss) is str and loss in _NOT_FINITE) for loss in losses)
+    return _is_loss(value.get("loss", 0.0)) and _is_loss(value.get("val_loss", 0.0))
+
+
+def _is_loss(value: Any) -> bool:
+    return type(value) in (int, float) or (type(value) is str and value in _NOT_FINITE)
