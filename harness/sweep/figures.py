@@ -60,8 +60,8 @@ def _totals(record: Record) -> dict[str, float | None]:
         }
     if metrics.tokens:
         totals["tokens"] = metrics.tokens
-    said = {key: number(record.summary.get(key)) for key in _OF_SUMMARY}
-    if said["tokens"] is not None and said["tokens"] >= metrics.tokens:
+    if record.summary.get("step") == record.status.get("step"):
+        said = {key: number(record.summary.get(key)) for key in _OF_SUMMARY}
         totals |= {key: value for key, value in said.items() if value is not None}
     return totals
 
