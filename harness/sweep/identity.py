@@ -68,13 +68,18 @@ def identity(config: TrainConfig) -> str:
     Paths count relative to the working directory where they lie in it, so a project that was moved, with its
     data, has the jobs it had.
     """
+    text = json.dumps(telling(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def telling(config: TrainConfig) -> dict[str, Any]:
+    """What a job's result follows from, by dotted key, each said in one way."""
     values = {key: value for key, value in flatten(to_dict(config)) if key not in IGNORED}
     values |= _meanings(config)
     for key in PATH_KEYS:
         if key in values:
             values[key] = _relative(values[key])
-    plain = {key: _plain(value) for key, value in values.items()}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return {key: _plain(value) for key, value in values.items()}
 
 
 def _meanings(config: TrainConfig) -> dict[str, Any]:

@@ -20,11 +20,10 @@ from pathlib import Path
 from harness import failure, run_dir
 from harness.append_file import AppendFile
 from harness.commands import shown
-from harness.config import TrainConfig, set_directory
+from harness.config import TrainConfig
 from harness.errors import EXIT_USER, UserError
 from harness.files import write_json
-from harness.growth import COPY
-from harness.storage.manifest import load_manifest, manifest_digest
+from harness.sweep import changed
 from harness.sweep.devices import device_for
 from harness.sweep.identity import JOB_FILE, identity, place_for
 from harness.sweep.lock import Owner, claimed
@@ -76,11 +75,11 @@ def _run(
 ) -> Ended:
     status = run_dir.read_status(path)
     if status.get("state") == DONE:
-        refused = other_data(config, path)
-        if refused != status.get("error"):  # beside its state, so that what it has reached stays
-            write_json(path / "status.json", status | {"error": refused, "reason": refused and "other_data"})
-        if refused is not None:
-            log.error("error: %s", refused)
+        reason, error = changed.since_done(config, path)
+        if error != status.get("error"):  # beside its state, so that what it has reached stays
+            write_json(path / "status.json", status | {"error": error, "reason": reason})
+        if error is not None:
+            log.error("error: %s", error)
             return Ended(path, FAILED, exit_code=EXIT_USER)
         objective = objective_of(path)
         log.info("done already, validation loss %.4f: %s", objective, shown(path))
@@ -127,23 +126,6 @@ def objective_of(path: Path) -> float:
 
 def _finite(loss: float | None) -> float:
     return loss if loss is not None and math.isfinite(loss) else FAILED_OBJECTIVE
-
-
-def other_data(config: TrainConfig, path: Path) -> str | None:
-    """What is wrong where the set on disk is no longer the one that the done job was trained on."""
-    directory = set_directory(config)
-    try:
-        trained = manifest_digest(json.loads((path / COPY).read_text()))
-        now = load_manifest(directory).metadata_sha256
-    except (OSError, ValueError):  # the set is gone or damaged: nothing here says that it was another
-        return None
-    if now == trained:
-        return None
-    return (
-        f"{shown(path)} is done, on data of metadata_sha256 {trained}, but {shown(directory)} has {now} now: "
-        "its results would stand beside those of other data. Train on the new data in a sweep of its own, "
-        "sweep.name=NEW_NAME; or put the old data back; or move the job's folder away"
-    )
 
 
 def _say_owner(words: list[str], owner: Owner) -> None:

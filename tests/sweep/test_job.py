@@ -117,6 +117,15 @@ def test_results_of_other_data_are_not_passed_off_as_done(data: Path, tmp_path: 
     assert (first.path / "metrics.jsonl").read_bytes() == kept
 
 
+def test_a_job_that_was_trained_on_by_hand_is_no_result_of_the_sweep(data: Path, tmp_path: Path) -> None:
+    config = small(data, trainer__max_steps=4)
+    path = job(config, tmp_path).path
+    assert path is not None
+    launch(small(data, trainer__max_steps=8, resume=str(path)), path, {})
+    assert job(config, tmp_path).state == "failed"
+    assert "trainer.max_steps=8 (the sweep: 4)" in read_state(path).reason
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "code"),
     [
