@@ -16,7 +16,7 @@ from harness.sweep.identity import telling
 
 
 def since_done(config: TrainConfig, path: Path) -> tuple[str | None, str | None]:
-    """What has changed since the job `config` in `path` was done, as a word and as an error; None: nothing."""
+    """What has changed since the job `config` in `path` was done, a word and an error; None: nothing."""
     if (error := _other_settings(config, path)) is not None:
         return "other_settings", error
     if (error := _other_data(config, path)) is not None:
