@@ -24,9 +24,10 @@ from harness.plan_text import lasting, size
 from harness.start import Start, first_batch
 from harness.step_cost import Shape, evaluation_seconds, random_batch, shape_of, try_step
 from harness.storage import Store
+from harness.sweep.changed import since_done
 from harness.sweep.grid import Grid, Job
 from harness.sweep.identity import place_for
-from harness.sweep.job import other_data, release
+from harness.sweep.job import release
 from harness.sweep.states import DONE, WAITING, read_state
 from harness.sweep.sweep_words import telling
 from harness.trainer import Progress
@@ -99,7 +100,7 @@ class _Checker:
         row.state = read_state(path).state
         row.step = max(checkpoint.complete_steps(path), default=0)
         if run_dir.read_status(path).get("state") == DONE:
-            if (refused := other_data(config, path)) is not None:
+            if (refused := since_done(config, path)[1]) is not None:
                 raise UserError(refused)
             row.state = DONE
             return
