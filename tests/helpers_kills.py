@@ -6,7 +6,6 @@ the kernel keeps what a killed process wrote, and fsync would be most of the tim
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -15,18 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# What is imported late, so that the server has it: a second for each process otherwise.
-import h5py  # noqa: F401
-import safetensors.torch  # noqa: F401
-import torch._dynamo  # noqa: F401  # by the first optimizer
-
 from harness.config import PrepareScriptConfig, TrainConfig
 from harness.launch import launch
 from harness.prepare import chunks, pipeline, prepare
 from harness.storage.verify import verify_set
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
+from tests.helpers_forks import CONTEXT
 
 
 class Ended(NamedTuple):
@@ -62,8 +54,8 @@ def check_whole_or_absent(directory: Path) -> bool:
 
 def _killed(work: Callable[[], Any], moment: int) -> tuple[int, Any] | None:
     """What a process that did `work` to its end counted and returned; None where it was killed."""
-    ours, theirs = _CONTEXT.Pipe(duplex=False)
-    child = _CONTEXT.Process(target=_count_moments, args=(work, moment, theirs))
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    child = CONTEXT.Process(target=_count_moments, args=(work, moment, theirs))
     child.start()
     theirs.close()
     try:

@@ -14,9 +14,10 @@ import numpy as np
 
 from harness.config import TrainConfig
 from harness.launch import Outcome, launch
+from tests.helpers_forks import ROOT as ROOT
+from tests.helpers_forks import forked
 from tests.helpers_sets import random_rows, write_rows, write_set
 
-ROOT = Path(__file__).resolve().parent.parent
 TIMES = ("tokens_per_s", "data_wait_ms")  # what may differ between two equal runs
 
 
@@ -108,7 +109,12 @@ def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def train_py(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`python train.py WORDS` as a real process."""
+    """`python train.py WORDS` as a process of its own, which begins with everything imported."""
+    return forked("train.py", *words, cwd=cwd, environment={"WANDB_MODE": "offline", **environment})
+
+
+def train_py_from_nothing(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same where it matters what is imported, and when: a new interpreter."""
     return subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *words],
         cwd=cwd,

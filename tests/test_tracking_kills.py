@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import random
 import signal
@@ -11,20 +10,15 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401  # an optimizer imports it; so that the server to fork from has it
-import wandb  # noqa: F401
-
 from harness.config import TrainConfig
 from harness.launch import launch
 from harness.tracking.jsonl import MetricsFile
 from harness.tracking.wandb_service import helpers
 from harness.tracking.wandb_tracker import WandbTracker
+from tests.helpers_forks import CONTEXT
 from tests.helpers_runs import rows, run, tiny_config, write_text_set
 from tests.test_tracking_resumes import check_mirror
 from tests.test_tracking_runs import own_home, tracked  # noqa: F401
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
 
 
 def test_after_any_history_of_kills_wandb_holds_every_row_once(tmp_path: Path) -> None:
@@ -45,8 +39,8 @@ def test_after_any_history_of_kills_wandb_holds_every_row_once(tmp_path: Path) -
 
 def killed(config: TrainConfig, path: Path, moment: int | None, with_helper: bool = False) -> bool:
     """Run in a process that ends itself with SIGKILL just before a moment; whether it came to that."""
-    ours, theirs = _CONTEXT.Pipe(duplex=False)
-    child = _CONTEXT.Process(target=_run, args=(config, path, moment, with_helper, dict(os.environ), theirs))
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    child = CONTEXT.Process(target=_run, args=(config, path, moment, with_helper, dict(os.environ), theirs))
     child.start()
     theirs.close()
     try:

@@ -13,7 +13,15 @@ from harness.config import TrainConfig
 from harness.config_groups import WandbTrackerConfig
 from harness.storage import open_store
 from harness.tracking.jsonl import read_rows
-from tests.helpers_runs import ROOT, run, tiny_config, train_py, train_rows, write_text_set
+from tests.helpers_runs import (
+    ROOT,
+    run,
+    tiny_config,
+    train_py,
+    train_py_from_nothing,
+    train_rows,
+    write_text_set,
+)
 from tests.tracking.wandb_reader import read_run
 
 
@@ -72,7 +80,7 @@ def test_a_run_finishes_where_wandb_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "broken" / "wandb").mkdir(parents=True)
     (tmp_path / "broken" / "wandb" / "__init__.py").write_text("raise ImportError('half installed')\n")
     data = write_text_set(tmp_path / "set")
-    result = train_py(*words(data), cwd=tmp_path, PYTHONPATH=f"{tmp_path / 'broken'}:{ROOT}")
+    result = train_py_from_nothing(*words(data), cwd=tmp_path, PYTHONPATH=f"{tmp_path / 'broken'}:{ROOT}")
     assert result.returncode == 0, result.stderr
     assert "half installed" in result.stdout
     assert len(train_rows(tmp_path / "runs" / "one")) == 4

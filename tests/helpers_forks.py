@@ -1,0 +1,74 @@
+"""Commands as processes of their own, forked from a server that has everything large imported.
+
+A process that imports torch and its compiler takes seconds until it does anything. These begin at once, and
+are real in all else: arguments, working directory, environment, output, signals, exit code. What a promise
+about imports or the start of the interpreter needs is `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# A worker of the test suite has one server, whatever is forked from it: so this is the one list of it.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "safetensors.torch", "h5py", "wandb", "hydra", "harness.launch", "harness.hydra_app",
+     "harness.prepare.cli", "harness.audit", "harness.sample", "harness.sweep.parent"]
+)  # fmt: skip
+_SECONDS = 100
+
+
+def forked(
+    script: str, *words: str, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python SCRIPT WORDS` in `cwd`; `script` is relative to the checkout."""
+    environment = {**os.environ, **(environment or {}), "OMP_NUM_THREADS": "1"}
+    command = [str(ROOT / script), *words]
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [os.path.join(folder, name) for name in ("stdout", "stderr")]
+        child = CONTEXT.Process(target=_become, args=(command, str(cwd), environment, streams))
+        child.start()
+        child.join(_SECONDS)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+            raise subprocess.TimeoutExpired(command, _SECONDS)
+        out, err = (Path(stream).read_text() for stream in streams)
+    return subprocess.CompletedProcess(command, child.exitcode, out, err)
+
+
+def _become(command: list[str], cwd: str, environment: dict[str, str], streams: list[str]) -> None:
+    """Be that command: nothing of the server or of the test is left but what is imported."""
+    atexit._clear()  # what imports have registered would run after what the command registers first
+    for number, path in enumerate(streams, start=1):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.argv = command
+    sys.path.insert(0, os.path.dirname(command[0]))
+    for module in ("harness.preemption", "harness.time_limit"):
+        importlib.import_module(module).STARTED = time.monotonic()  # type: ignore[attr-defined]
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        raise
+    finally:
+        atexit._run_exitfuncs()
