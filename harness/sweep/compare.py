@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import statistics
@@ -18,6 +17,7 @@ from harness.run_dir import holds_a_run
 from harness.sweep.again import own_command
 from harness.sweep.comparison import Comparison, Entry, Group
 from harness.sweep.figures import COLUMNS, equal_tokens, figures
+from harness.sweep.identity import JOB_FILE
 from harness.sweep.likeness import Likeness, likeness, uneven
 from harness.sweep.records import Record, read_record
 from harness.sweep.states import DONE, JobState, read_state
@@ -57,7 +57,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def _runs_below(path: Path, depth: int) -> list[Path]:
-    if holds_a_run(path):
+    if holds_a_run(path) or (path / JOB_FILE).is_file():
         return [path]
     if not depth:
         return []
@@ -179,4 +179,4 @@ def _without_seed(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key(keys: dict[str, Any]) -> str:
-    return json.dumps(keys, sort_keys=True, default=str)
+    return repr(keys)

@@ -48,8 +48,12 @@ def likeness(records: Sequence[Record]) -> Likeness:
                 "evaluation.tokens counts each tokenizer's own tokens, so it ends at other places of the "
                 "text: a count that is at least the whole split's makes the validated text one"
             )
-    if note := _differing(records, _trained_on, "different training data", "that may be what is seen here"):
-        notes.append(note)
+    others = [
+        _differing(records, _trained_on, "different training data", "that may be what is seen here"),
+        _differing(records, _code, "different code", "what changed in it may be what is seen here"),
+        _differing(records, _hardware, "different hardware", "their speed and memory do not compare"),
+    ]
+    notes += [note for note in others if note]
     return Likeness(BITS if tokenizers else LOSS, not any(unlike), notes)
 
 
@@ -121,6 +125,20 @@ def _tokenizer(record: Record) -> str | None:
 
 def _trained_on(record: Record) -> str | None:
     return None if record.manifest is None else _text_of(record.manifest)
+
+
+def _code(record: Record) -> str | None:
+    git = record.start.get("git")
+    if not isinstance(git, dict):
+        return None
+    return f"commit {str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
+
+
+def _hardware(record: Record) -> str | None:
+    gpus = record.start.get("gpus")
+    if gpus and isinstance(gpus, list) and record.config.get("device") != "cpu":
+        return str(gpus[0])
+    return f"{record.start['cpus']} CPUs" if "cpus" in record.start else None
 
 
 def _evaluated(record: Record) -> str | None:

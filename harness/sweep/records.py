@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from harness import growth
+from harness import growth, run_dir
 from harness.config_record import flatten
 from harness.errors import UserError
 from harness.sweep.curves import Metrics, read_metrics
@@ -32,7 +32,7 @@ class Record:
 
     `config`: resolved, by dotted key. `words`: the run's own overrides; of a job that failed before it was
     a run, those of its sweep. `summary` is that of its last end.
-    `manifest`: of its training data.
+    `manifest`: of its training data. `start`: the code and hardware of its newest start.
     """
 
     path: Path
@@ -42,6 +42,7 @@ class Record:
     summary: dict[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
     manifest: Manifest | None = None
+    start: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -65,7 +66,7 @@ def read_record(path: Path) -> Record:
             faults.extend([f"{name} is missing"] if needed else [])
         except OSError as error:
             faults.append(f"{name} cannot be read: {error.strerror}")
-        except (UserError, yaml.YAMLError, ValueError) as error:
+        except (UserError, yaml.YAMLError, ValueError, RecursionError) as error:
             faults.append(f"{name} is damaged: {_one_line(error, path / name)}")
         return empty
 
@@ -82,6 +83,7 @@ def read_record(path: Path) -> Record:
         summary=read("summary.json", _json, nothing, needed=False),
         metrics=read("metrics.jsonl", read_metrics, Metrics(), needed=ended),
         manifest=read(growth.COPY, _manifest, None, needed=False),
+        start=next((start for start in run_dir.read_starts(path)[-1:] if isinstance(start, dict)), nothing),
         faults=faults,
     )
     last = record.metrics.evaluations[-1].step if record.metrics.evaluations else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def _main(words: list[str]) -> None:
     from harness.sweep.report import CSV, HTML, write_files
     from harness.sweep.report_text import text
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name
     comparison = compare(paths)
     print(text(comparison))
     if output is None and len(paths) == 1 and not holds_a_run(paths[0]):

@@ -8,7 +8,6 @@ nobody named it: the runs were started with different defaults.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -114,4 +113,4 @@ def _interpolated(records: Sequence[Record], keys: list[str]) -> set[str]:
 
 
 def _hashable(value: Any) -> Hashable:
-    return json.dumps(value, sort_keys=True, default=str)
+    return repr(value)
