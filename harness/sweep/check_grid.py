@@ -28,7 +28,7 @@ from harness.sweep.changed import since_done
 from harness.sweep.grid import Grid, Job
 from harness.sweep.identity import place_for
 from harness.sweep.job import release
-from harness.sweep.states import DONE, WAITING, read_state
+from harness.sweep.states import DONE, RUNNING, WAITING, read_state
 from harness.sweep.sweep_words import telling
 from harness.trainer import Progress
 
@@ -62,14 +62,11 @@ def check_grid(grid: Grid) -> int:
     It is 1 where the only fault is that a step does not fit into memory. Nothing is written.
     """
     admission.refuse_several_processes()
-    print(
-        f"sweep {grid.name}, {len(grid.unique)} jobs in {shown(grid.folder)}; nothing is started", flush=True
-    )
-    checker = _Checker(grid)
-    rows = [checker.row(job) for job in grid.unique]
-    print(
-        "\n".join([*_table(grid, rows), *_totals(rows), *checker.notes, *_impossible(grid, rows)]), flush=True
-    )
+    jobs, checker = grid.unique, _Checker(grid)
+    print(f"sweep {grid.name}, {len(jobs)} jobs in {shown(grid.folder)}; nothing is started", flush=True)
+    rows = [checker.row(job) for job in jobs]
+    lines = [*_table(grid, rows), *_totals(rows), *checker.notes, *_impossible(grid, rows)]
+    print("\n".join(lines), flush=True)
     return max((row.code for row in rows), default=EXIT_DONE)
 
 
@@ -194,7 +191,7 @@ def _table(grid: Grid, rows: list[_Row]) -> list[str]:
 def _cells(grid: Grid, row: _Row) -> list[str]:
     values = {key_of(word): word.partition("=")[2] for word in row.job.words}
     state = "impossible" if row.problem else "" if row.state == WAITING else row.state
-    if row.state not in (WAITING, DONE) and not row.problem:
+    if row.state not in (WAITING, RUNNING, DONE) and not row.problem:
         state += f", goes on at step {row.step:,}" if row.step else ", starts again"
     return [
         str(row.job.index),
@@ -226,5 +223,5 @@ def _impossible(grid: Grid, rows: list[_Row]) -> list[str]:
         lines.append(f"impossible: {problem}")
         for row in rows:
             if row.problem == problem:
-                lines.append(f"  #{row.job.index} {' '.join(telling(row.job.words, grid.swept))}")
+                lines.append(f"  job {row.job.index}: {' '.join(telling(row.job.words, grid.swept))}")
     return lines
