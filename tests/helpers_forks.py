@@ -47,6 +47,15 @@ def forked(
     return subprocess.CompletedProcess(command, child.exitcode, out, err)
 
 
+def pasted(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What is printed as `python SCRIPT WORDS`, as a shell reads it, in `cwd`."""
+    shell = ["bash", "-c", f"printf '%s\\0' {command}"]
+    read = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+    python, script, *words = read.split("\0")[:-1]
+    assert python == "python", command
+    return forked(script, *words, cwd=cwd)
+
+
 def _become(command: list[str], cwd: str, environment: dict[str, str], streams: list[str]) -> None:
     """Be that command: nothing of the server or of the test is left but what is imported."""
     atexit._clear()  # what imports have registered would run after what the command registers first

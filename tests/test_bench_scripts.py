@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,17 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.helpers_forks import ROOT, forked
 
 
 def bench(script: str, *words: str) -> str:
-    process = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / script), *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    process = forked(f"scripts/{script}", *words, cwd=ROOT)
     assert process.returncode == 0, process.stderr
     return process.stdout
 

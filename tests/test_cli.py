@@ -18,6 +18,7 @@ import yaml
 from harness.config import EvaluationConfig, TrainerConfig
 from harness.config_groups import GROUPS
 from tests.helpers_cli import TINY, make_root, make_run
+from tests.helpers_forks import forked, pasted
 from tests.helpers_runs import ROOT, rows, snapshot, train_py
 
 
@@ -108,10 +109,7 @@ def test_help_names_groups_and_commands(tmp_path: Path) -> None:
     known |= {field.name for kind in (TrainerConfig, EvaluationConfig) for field in dataclasses.fields(kind)}
     for key in known - {"name"}:
         assert re.search(rf"^ +{key}: ", text, flags=re.MULTILINE), key
-    prepare = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "prepare_data.py"), "--help"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    ).stdout  # fmt: skip
+    prepare = forked("scripts/prepare_data.py", "--help", cwd=tmp_path).stdout
     assert "separator: null" in prepare
     assert "val_fraction: 0.05" in prepare
 
@@ -130,10 +128,7 @@ def test_missing_data_of_another_corpus_names_the_exact_command(tmp_path: Path) 
     # The command that is printed is the command that works.
     for number in range(40):
         (tmp_path / "books" / f"{number}.txt").write_text(f"chapter {number} " * 50)
-    subprocess.run(
-        command.replace("python ", f"{sys.executable} ", 1), shell=True, cwd=tmp_path, check=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    assert pasted(command, tmp_path).returncode == 0
     assert train_py(*words, *TINY, cwd=tmp_path).returncode == 0
 
 
@@ -187,10 +182,7 @@ def test_a_place_where_no_directory_can_be_is_no_traceback(tmp_path: Path, place
 
 def test_scripts_answer_a_wrong_word(one: Path, tmp_path: Path) -> None:
     def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *words],
-            cwd=tmp_path, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+        return forked(f"scripts/{name}.py", *words, cwd=tmp_path)
 
     text = script("sample", "runs/one", "tokens=3", "prompt=" + "word " * 100)
     assert text.returncode == 0, text.stderr

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness import checkpoint
 from harness.config import TrainConfig
+from tests.helpers_forks import ROOT, forked
 from tests.helpers_kills import train_killed
-from tests.helpers_runs import ROOT, rows, tiny_config, write_text_set
+from tests.helpers_runs import rows, tiny_config, write_text_set
 
 STEPS = 8
 
@@ -79,13 +77,7 @@ def names(folder: Path) -> set[Path]:
 
 def test_the_proof_kills_real_processes_and_finds_nothing_wrong(tmp_path: Path) -> None:
     words = ["--model=small", "--steps=8", "--random=1", "--every=0", "--full-disk=0", f"--folder={tmp_path}"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "prove_kill.py"), *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = forked("scripts/prove_kill.py", *words, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     row = done.stdout.splitlines()[2].strip("| ").split(" | ")
     assert [row[0], row[1], row[-1]] == ["at random", "1", "0"]

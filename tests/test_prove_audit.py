@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.helpers_forks import ROOT, forked
 
 
 def _script(name: str, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / name), *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    done = forked(f"scripts/{name}", *words, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

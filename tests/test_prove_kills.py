@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.helpers_forks import ROOT, forked
 
 
 def test_the_proof_kills_and_counts_and_finds_nothing_wrong(tmp_path: Path) -> None:
@@ -18,13 +15,7 @@ def test_the_proof_kills_and_counts_and_finds_nothing_wrong(tmp_path: Path) -> N
         "--scenarios=gzip-rows,append",
         f"--folder={tmp_path}",
     ]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "prove_kills.py"), *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = forked("scripts/prove_kills.py", *words, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
     assert [row[:4] for row in rows] == [["gzip-rows", "1", "0", "0"], ["append", "1", "0", "0"]]

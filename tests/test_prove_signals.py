@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.helpers_runs import ROOT, write_text_set
+from tests.helpers_forks import ROOT, forked
+from tests.helpers_runs import write_text_set
 
 
 def test_the_proof_sends_a_signal_goes_on_and_compares(tmp_path: Path) -> None:
     write_text_set(tmp_path / "data" / "npy-stream", val_tokens=2001)
     options = ["--phases=import", "--kinds=SIGTERM", "--trials=1", f"--data={tmp_path / 'data'}"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "prove_signals.py"), *options, f"--folder={tmp_path}"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = forked("scripts/prove_signals.py", *options, f"--folder={tmp_path}", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = done.stdout.splitlines()[2:]
     assert row.startswith("| import | 75, ")

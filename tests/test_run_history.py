@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from harness.checkpoint import step_dir
 from harness.run_history import history
-from tests.helpers_runs import ROOT, run, tiny_config, write_text_set
+from tests.helpers_forks import forked
+from tests.helpers_runs import run, tiny_config, write_text_set
 
 
 def test_a_branch_that_was_resumed_names_its_starts_its_parent_and_its_incidents(tmp_path: Path) -> None:
@@ -66,8 +65,7 @@ def test_a_run_that_died_before_its_first_checkpoint_can_be_shown(tmp_path: Path
     path = tmp_path / "run"
     path.mkdir()
     (path / "status.json").write_text(json.dumps({"state": "failed", "step": 3, "error": "RuntimeError: no"}))
-    words = [sys.executable, str(ROOT / "scripts" / "show_run.py"), str(path)]
-    shown = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    shown = forked("scripts/show_run.py", str(path), cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "state      failed at step 3" in shown.stdout
     assert "error      RuntimeError: no" in shown.stdout

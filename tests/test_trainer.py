@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,7 +18,8 @@ from harness import checkpoint
 from harness.config import TrainConfig, total_steps
 from harness.launch import Outcome, launch
 from harness.storage import open_store
-from tests.helpers_runs import ROOT, rows, run, tiny_config, train_rows, weights, write_text_set
+from tests.helpers_forks import forked
+from tests.helpers_runs import rows, run, tiny_config, train_rows, weights, write_text_set
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +139,7 @@ def stopped_run(config: TrainConfig, path: Path, number: signal.Signals) -> Outc
 def test_a_run_stopped_before_its_first_evaluation_can_be_shown(data: Path, tmp_path: Path) -> None:
     config = tiny_config(data, trainer__max_steps=400, evaluation__interval=1000)
     assert stopped_run(config, tmp_path / "run", signal.SIGTERM).val_loss is None
-    words = [sys.executable, str(ROOT / "scripts" / "show_run.py"), str(tmp_path / "run"), "tokens=1"]
-    shown = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    shown = forked("scripts/show_run.py", str(tmp_path / "run"), "tokens=1", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "no validation loss yet" in shown.stdout
 
@@ -151,8 +149,7 @@ def test_text_is_not_decoded_with_another_tokenizer_than_the_models(tmp_path: Pa
     data = write_text_set(tmp_path / "set")
     run(tiny_config(data, trainer__max_steps=1), tmp_path / "run")
     write_text_set(data, tokenizer={"name": "bpe", "vocab_size": 300})  # in its place, another set
-    words = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), str(tmp_path / "run"), "tokens=1"]
-    shown = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    shown = forked(f"scripts/{name}.py", str(tmp_path / "run"), "tokens=1", cwd=tmp_path)
     assert shown.returncode == 2, shown.stderr
     assert "its ids would mean other text" in shown.stderr
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from harness.prepare import chunks
 from harness.prepare.corpora import list_files, separator_of
 from harness.prepare.documents import Rules, encode_chunk
 from harness.storage.manifest import load_manifest
+from tests.helpers_forks import pasted
 from tests.helpers_prepare import (
     REPOSITORY,
     documents_of,
@@ -54,14 +53,6 @@ def read_digests(corpus: CorpusConfig) -> bytes:
 
 def digests_of(documents: list[str]) -> bytes:
     return b"".join(hashlib.sha256(document.encode()).digest() for document in documents)
-
-
-def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = command.replace("python ", f"{sys.executable} ", 1)
-    return subprocess.run(
-        command, shell=True, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
-    )
 
 
 def test_a_file_is_cut_at_each_separator_and_nothing_else_is_stripped(tmp_path: Path) -> None:
@@ -216,11 +207,11 @@ def test_a_printed_value_passes_a_shell_and_hydra_unchanged(value: str) -> None:
 def test_one_file_is_refused_with_the_word_that_makes_it_several_documents(tmp_path: Path) -> None:
     write(tmp_path / "input.txt", "one\n\n\ntwo\n\n\n\nthree")
     command = f"python {REPOSITORY}/scripts/prepare_data.py corpus=text corpus.path=input.txt"
-    refused = shell(command, tmp_path)
+    refused = pasted(command, tmp_path)
     assert refused.returncode == 2
     word = "\"corpus.separator='\\n\\n\\n'\""
     assert f"as in {word} (" in refused.stderr
-    done = shell(f"{command} data.path=set {word} prepare.val_fraction=0", tmp_path)
+    done = pasted(f"{command} data.path=set {word} prepare.val_fraction=0", tmp_path)
     assert done.returncode == 0, done.stderr
     assert documents_of(tmp_path / "set", "train") == ["one", "two", "\nthree"]
 
@@ -231,7 +222,7 @@ def test_a_run_says_how_to_prepare_separated_text_and_which_words_fit_a_set(tmp_
     words += ["tracker=none", "loader.seq_len=16", "trainer.max_steps=1", "model.n_layer=1"]
     missing = train_py(*words, f"corpus.separator='{STORY}'", cwd=tmp_path)
     assert missing.returncode == 2
-    done = shell(missing.stderr.splitlines()[-1].strip(), tmp_path)
+    done = pasted(missing.stderr.splitlines()[-1].strip(), tmp_path)
     assert done.returncode == 0, done.stderr
     found = documents_of(tmp_path / "set", "train") + documents_of(tmp_path / "set", "val")
     assert sorted(found) == sorted(texts(100))
@@ -239,5 +230,5 @@ def test_a_run_says_how_to_prepare_separated_text_and_which_words_fit_a_set(tmp_
     assert other.returncode == 2
     assert f"separator: the set {STORY}, the configuration None" in other.stderr
     fitting = other.stderr.partition("say so: ")[2].splitlines()[0]
-    done = shell(f"python {REPOSITORY}/train.py {' '.join(map(shell_word, words))} {fitting}", tmp_path)
+    done = pasted(f"python {REPOSITORY}/train.py {' '.join(map(shell_word, words))} {fitting}", tmp_path)
     assert done.returncode == 0, done.stderr

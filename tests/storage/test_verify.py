@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from harness.prepare import prepare
 from harness.storage import verify
 from harness.storage.manifest import load_manifest
 from harness.storage.verify import REMEMBERED, ensure_verified, is_remembered, verify_set
+from tests.helpers_forks import ROOT, forked
 from tests.helpers_prepare import text, texts, write_texts
 
 STREAM, ROWS, PAIRS = (kind(seq_len=16) for kind in (LoaderConfig, PaddedRowsConfig, ContrastiveRowsConfig))
@@ -257,8 +257,7 @@ def test_a_set_that_is_replaced_meanwhile_is_said_to_be(copy: Path, monkeypatch:
 
 
 def script(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "scripts/verify_data.py", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return forked("scripts/verify_data.py", *map(str, words), cwd=ROOT)
 
 
 @pytest.mark.parametrize("copy", ["npy-stream"], indirect=True)
