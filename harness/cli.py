@@ -22,14 +22,8 @@ from harness.hydra_app import run_app
 
 def main() -> None:
     """`python train.py` and the console script `harness-train`."""
-    from harness import resume_words
-
     try:
-        line = overrides.split(sys.argv[1:])
-        line.overrides = overrides.quote_paths(line.overrides, multirun=line.multirun)
-        said_auto = overrides.value_of(line.overrides, "resume") == "auto"
-        line = resume_words.prepare(line)
-        line.overrides = overrides.one_budget(line.overrides)
+        line, said_auto = prepared(sys.argv[1:])
         if line.multirun and not line.only_shows:
             from harness.sweep import parent
 
@@ -42,6 +36,17 @@ def main() -> None:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         raise SystemExit(EXIT_FAILED) from None
     run_app("train", functools.partial(_train, said_auto=said_auto), line)
+
+
+def prepared(argv: list[str]) -> tuple[overrides.CommandLine, bool]:
+    """The words as Hydra is to read them, with a resumed run's own; whether `resume=auto` was said."""
+    from harness import resume_words
+
+    line = overrides.split(argv)
+    line.overrides = overrides.quote_paths(line.overrides, multirun=line.multirun)
+    said_auto = overrides.value_of(line.overrides, "resume") == "auto"
+    line = resume_words.prepare(line)
+    return overrides.CommandLine(line.flags, overrides.one_budget(line.overrides)), said_auto
 
 
 def _train(cfg: DictConfig, *, said_auto: bool) -> float | None:

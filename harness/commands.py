@@ -19,6 +19,7 @@ _CONSOLE = {
     "evaluate": "harness-evaluate",
     "inspect_batch": "harness-inspect",
     "audit_data": "harness-audit",
+    "sweep": "harness-sweep",
     "report": "harness-report",
 }
 

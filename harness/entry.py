@@ -49,6 +49,11 @@ def audit() -> None:
     _until_ctrl_c("harness.audit_cli")
 
 
+def sweep() -> None:
+    """`sweep.py`, `harness-sweep`. A job that it runs is stopped as `train.py` is: it saves, then 75."""
+    preemption.run(lambda: _main("harness.sweep.plan_cli"))
+
+
 def report() -> None:
     """`report.py`, `harness-report`."""
     _until_ctrl_c("harness.sweep.report_cli")

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UserError
-from harness.overrides import key_of
 from harness.run_dir import now
-from harness.sweep.grid import Grid
 from harness.sweep.identity import JOB_FILE, find_job
 from harness.sweep.job import REFUSED_FILE
 from harness.sweep.states import DIED, DONE, FAILED, RUNNING, STOPPED, WAITING, JobState, read_state
@@ -40,14 +38,15 @@ class _Line:
 class Board:
     """The jobs of one launch of the sweep in `folder`.
 
-    Without a `grid`, where a sweeper finds its jobs as it goes, those are listed that have a directory.
+    `labels`: what to call each job, by its identity. Without them, where a sweeper finds its jobs as it goes,
+    those are listed that have a directory.
     """
 
-    def __init__(self, folder: Path, grid: Grid | None) -> None:
+    def __init__(self, folder: Path, labels: dict[str, str] | None) -> None:
         self.folder, self.started = folder, now()
         self._lines: list[_Line] | None = None
-        if grid is not None:
-            self._lines = [_Line(_label(job.words, grid.swept), job.sha256) for job in grid.unique]
+        if labels is not None:
+            self._lines = [_Line(label, sha256) for sha256, label in labels.items()]
 
     def look(self) -> list[_Line]:
         """Every job as it is now."""
@@ -131,10 +130,6 @@ def _found(folder: Path) -> list[_Line]:
             state = JobState(FAILED, 0, 0, f"user: {row['error']}", row["time"])
             lines.append(_Line(" ".join(row["words"]), None, state=state))
     return lines
-
-
-def _label(words: list[str], swept: list[str]) -> str:
-    return " ".join(word for word in words if key_of(word) in swept) or "the only job"
 
 
 def _in_words(state: JobState) -> str:

@@ -54,6 +54,11 @@ class Grid:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def labels(self) -> dict[str, str]:
+        """What tells each job from the others, by its identity."""
+        return {job.sha256: sweep_words.label(job.words, self.swept) for job in self.unique}
+
+    @property
     def unique(self) -> list[Job]:
         """The jobs without those that an earlier one already is."""
         first: dict[str, Job] = {}
@@ -198,7 +203,7 @@ def _duplicates(jobs: list[Job], keys: list[str]) -> list[str]:
     for job in jobs:
         known = first.setdefault(job.sha256, job)
         if known is not job:
-            words = " ".join(sweep_words.telling(job.words, keys))
-            lines.append(f"job {job.index} is job {known.index} again and is not trained twice: {words}")
+            label = sweep_words.label(job.words, keys)
+            lines.append(f"job {job.index} is job {known.index} again and is not trained twice: {label}")
     more = [f"and {len(lines) - _SHOWN} more such jobs"] if len(lines) > _SHOWN else []
     return lines[:_SHOWN] + more

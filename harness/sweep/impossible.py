@@ -12,7 +12,7 @@ from harness.config import TrainConfig, get
 from harness.errors import UserError
 from harness.overrides import CommandLine, value_of
 from harness.sweep.composing import NotComposed
-from harness.sweep.sweep_words import telling
+from harness.sweep.sweep_words import label
 
 _SHOWN = 10  # jobs
 
@@ -53,7 +53,7 @@ def report(
     lines = [f"{len(failures)} of the sweep's {count} jobs cannot be composed, so none is started:"]
     for cause, jobs in by_cause.items():
         lines += [f"  {text}" for text in cause.splitlines()]
-        lines += [f"    job {job.index}: {' '.join(telling(job.words, swept))}" for job in jobs]
+        lines += [f"    job {job.index}: {label(job.words, swept)}" for job in jobs]
     if len(failures) > _SHOWN:
         lines.append(f"  and {len(failures) - _SHOWN} more jobs")
     return "\n".join(lines)

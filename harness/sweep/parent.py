@@ -17,7 +17,7 @@ from harness.overrides import CommandLine, key_of, value_of
 from harness.sweep import report, report_text
 from harness.sweep.board import Board
 from harness.sweep.grid import grid_of, named
-from harness.sweep.job import refuse, run_job
+from harness.sweep.job import Ended, refuse, run_job
 from harness.sweep.states import STOPPED
 
 log = logging.getLogger("harness")
@@ -38,7 +38,7 @@ def main(line: CommandLine) -> None:
         from harness.sweep.check_grid import check_grid
 
         raise SystemExit(check_grid(grid))
-    board = Board(folder, grid)
+    board = Board(folder, None if grid is None else grid.labels)
     try:
         with board.watching():
             _hydra(line)
@@ -68,15 +68,20 @@ def _hydra(line: CommandLine) -> None:
 
 def task(cfg: DictConfig) -> float:
     """One job, in the process that a launcher chose; what it returns is a sweeper's objective."""
+    ended = run_composed(cfg)
+    if ended.state == STOPPED:
+        raise SystemExit(EXIT_STOPPED)
+    return ended.objective
+
+
+def run_composed(cfg: DictConfig) -> Ended:
+    """Bring the job that Hydra has composed, for the sweep in its output directory, to its end."""
     os.chdir(HydraConfig.get().runtime.cwd)
     register()  # a launcher's process has the composed config, and no resolver of ours
     folder, words = Path(HydraConfig.get().runtime.output_dir), list(HydraConfig.get().overrides.task)
     try:
         config = to_dataclass(cfg)
     except UserError as error:  # of a sweeper that looks for its own jobs: a grid was checked before
-        return refuse(folder, words, error).objective
+        return refuse(folder, words, error)
     own = [word for word in words if key_of(word) in config.sweep.keys]
-    ended = run_job(config, folder, own, composed_files(cfg))
-    if ended.state == STOPPED:
-        raise SystemExit(EXIT_STOPPED)
-    return ended.objective
+    return run_job(config, folder, own, composed_files(cfg))

@@ -76,9 +76,14 @@ def count_values(override: Override) -> int:
     return count
 
 
-def telling(words: list[str], keys: list[str]) -> list[str]:
-    """Those of a job's words whose keys are swept; all of them where none is."""
-    return [word for word in words if key_of(word) in keys] or words
+def telling(words: list[str], swept: list[str]) -> list[str]:
+    """Those of a job's words that tell it from the others; all of them where it is the only one."""
+    return [word for word in words if key_of(word) in swept] or words
+
+
+def label(words: list[str], swept: list[str]) -> str:
+    """The same as a line, short also where there is one job."""
+    return " ".join(telling(words, swept)) if swept else "the only job"
 
 
 def check_name(name: str) -> None:
