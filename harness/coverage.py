@@ -93,6 +93,13 @@ class _Stretch(NamedTuple):
         return int(self.loader.batch_size) * sum(part.batches for part in self.parts)
 
     @property
+    def cost(self) -> int:
+        """Samples that are looked at one by one, at most."""
+        if not isinstance(self.loader, SampledLoader):
+            return 0
+        return self.samples if is_with_replacement(self.loader) else min(self.samples, self.loader.samples)
+
+    @property
     def stride(self) -> int:
         """Tokens from the start of one sample to the next one's."""
         return int(
@@ -211,14 +218,18 @@ def _uses(stretch: _Stretch, *, counted: bool) -> list[StreamUse]:
             for (start, length), count in ranges.items()
         ]
     samples = drawn(loader, stretch.parts, counted=counted)
-    return [StreamUse(samples.ids * stretch.stride + 1, loader.seq_len, samples.counts, stretch.mask)]
+    starts = samples.ids
+    starts *= stretch.stride
+    starts += 1
+    return [StreamUse(starts, loader.seq_len, samples.counts, stretch.mask)]
 
 
 def _union(uses: list[StreamUse]) -> int:
     """How many positions lie in any of the ranges."""
     if len(uses) == 1:  # in order, and of one length: a range ends where the next begins, or before
         starts, length = uses[0].starts, uses[0].length
-        return int(np.minimum(np.diff(starts), length).sum()) + length
+        fresh = np.diff(starts)
+        return int(np.minimum(fresh, length, out=fresh).sum()) + length
     starts = np.concatenate([use.starts for use in uses])
     ends = np.concatenate([use.starts + use.length for use in uses])
     order = np.argsort(starts, kind="stable")
@@ -259,7 +270,7 @@ def _of_rows(stretches: list[_Stretch], opened: Store, limits: Limits | None) ->
 
 
 def _check_samples(stretches: list[_Stretch], limits: Limits | None) -> None:
-    samples = sum(s.samples for s in stretches if isinstance(s.loader, SampledLoader))
+    samples = sum(s.cost for s in stretches)
     if limits is not None and samples > limits.samples:
         raise UserError(f"it would look at {samples:,} samples one by one, more than {limits.samples:,}")
 

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("harness")
 
 FILE = "summary.json"
-# What counting may cost at the end of a run: about three seconds and 1 GB for samples; for masks a hundredth
-# of the training time at 100 MB/s, or this many bytes. Who stops a run does not wait for more than those.
+# What counting may cost, where who stops the run waits for it: below a second for the samples, and this many
+# bytes of masks. At the end of a run: about five seconds and 1 GB; of masks a hundredth of the training time,
+# if they are read at 100 MB/s.
+_STOPPED = Limits(samples=1 << 22, read_bytes=1 << 26)
 _SAMPLES = 1 << 25
-_READ_BYTES = 1 << 26
 _READ_BYTES_A_SECOND = 1_000_000
 
 
@@ -93,8 +94,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _coverage(run: Run, segments: list[Segment], train: Store, finished: bool) -> Coverage | None:
-    seconds = run.progress.train_s if finished else 0.0
-    limits = Limits(_SAMPLES, max(_READ_BYTES, round(seconds * _READ_BYTES_A_SECOND)))
+    read_bytes = max(_STOPPED.read_bytes, round(run.progress.train_s * _READ_BYTES_A_SECOND))
+    limits = Limits(_SAMPLES, read_bytes) if finished else _STOPPED
     record = RunRecord(run.path, run.config, segments)
     try:
         return coverage_of(record, run.progress.step, lambda: train, limits)

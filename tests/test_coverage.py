@@ -55,7 +55,9 @@ def stream(directory: Path, tokens: int, *, shards: int = 2, boundaries: bool = 
     )  # fmt: skip
 
 
-def rows_set(directory: Path, widths: tuple[int, ...] = (17,), *, boundaries: bool = False) -> Path:
+def rows_set(
+    directory: Path, widths: tuple[int, ...] = (17,), *, boundaries: bool = False, storage: str = "npy"
+) -> Path:
     """51 rows whose tokens are each another id, or pairs of them, with padding on the right."""
     generator = np.random.default_rng(5)
     splits: dict[str, Any] = {}
@@ -69,7 +71,8 @@ def rows_set(directory: Path, widths: tuple[int, ...] = (17,), *, boundaries: bo
                 (ids[30:], mask[30:]),
             ]
     return write_rows(
-        directory, splits, tokenizer={"vocab_size": VOCABULARY}, preparation={"corpus": "stdlib"}
+        directory, splits, tokenizer={"vocab_size": VOCABULARY}, preparation={"corpus": "stdlib"},
+        storage={"format": storage},
     )  # fmt: skip
 
 
@@ -231,6 +234,26 @@ def test_only_what_has_to_be_read_has_to_be_there(tmp_path: Path) -> None:
         else:
             with pytest.raises(UserError, match="does not exist: without its tokens"):
                 coverage(path)
+
+
+def test_rows_in_another_storage_are_the_same_rows(tmp_path: Path) -> None:
+    """Also fewer of their columns, by a branch: only the set that was read last has to be there."""
+    segments, seen, total = [], set[int](), 0
+    for step, storage, seq_len in ((0, "npy", 16), (5, "hdf5", 11)):
+        data = rows_set(tmp_path / storage, boundaries=True, storage=storage)
+        rows = PaddedRowsConfig(seq_len=seq_len, batch_size=4, mask_boundary="target", seed=step)
+        store = open_split(data, "train")
+        cursor, digest = build_loader(rows, store).state_dict(), store.metadata_sha256
+        segments.append(Segment(step, "r", str(data), str(data), digest, to_dict(rows), cursor, 0, None))
+        reader = SegmentReader(segments[-1], store)
+        for at in range(step + 1, step + 6):
+            ids = targets_of(reader.batch(at), "target")
+            seen.update(ids)
+            total += len(ids)
+    (tmp_path / "npy" / "metadata.json").rename(tmp_path / "manifest.json")  # the run's copy
+    shutil.rmtree(tmp_path / "npy")
+    record = RunRecord(tmp_path, TrainConfig(), segments)
+    assert coverage_of(record, 10, lambda: store) == Coverage(len(seen), total)
 
 
 @dataclasses.dataclass(frozen=True)

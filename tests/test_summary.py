@@ -14,7 +14,7 @@ import torch
 
 from harness import checkpoint, peak_memory, summary
 from harness.config_groups import PaddedRowsConfig
-from harness.coverage import coverage
+from harness.coverage import Limits, coverage
 from harness.peak_memory import PeakMemory
 from harness.storage import open_split
 from tests.helpers_exact import Stop
@@ -125,7 +125,7 @@ def test_no_run_fails_for_its_summary(
     """Not where it cannot be written, and not where counting would take too long."""
     config = tiny_config(write_row_set(tmp_path / "set"), trainer__max_steps=3)
     config.loader = PaddedRowsConfig(seq_len=16, batch_size=4)
-    monkeypatch.setattr(summary, "_READ_BYTES", 100)
+    monkeypatch.setattr(summary, "_STOPPED", Limits(samples=10, read_bytes=100))
     monkeypatch.setattr(summary, "_READ_BYTES_A_SECOND", 0)
     (tmp_path / "run" / "summary.json" / "in the way").mkdir(parents=True)
     assert run(config, tmp_path / "run").step == 3
