@@ -125,13 +125,13 @@ def test_a_sweep_ends_with_the_job_that_is_stopped(data: Path, tmp_path: Path) -
         f"data.root={data}",
         "trainer.max_steps=100000",
     )
-    code, out = signalled(
-        signal.SIGTERM, (tmp_path / "sweep" / "0" / "metrics.jsonl").exists, *words, cwd=tmp_path
-    )
+    began = lambda: any((tmp_path / "sweep").glob("seed-1-*/metrics.jsonl"))  # noqa: E731
+    code, out = signalled(signal.SIGTERM, began, *words, cwd=tmp_path)
     assert code == 75, out
     assert "Traceback" not in out
-    assert read_status(tmp_path / "sweep" / "0")["state"] == "stopped"
-    assert not (tmp_path / "sweep" / "1").exists()
+    (job,) = (tmp_path / "sweep").glob("seed-*")
+    assert read_status(job)["state"] == "stopped"
+    assert "sweep sweep: 0 of 2 done, 1 stopped, 1 waiting" in out
 
 
 def test_ctrl_c_in_a_preparation_ends_its_workers_and_the_next_run_goes_on(tmp_path: Path) -> None:
