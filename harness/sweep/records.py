@@ -95,7 +95,7 @@ def read_record(path: Path) -> Record:
 def read_config(path: Path) -> dict[str, Any]:
     """A configuration as values by dotted key; interpolations are text."""
     values = _parsed_config(path.read_text())
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not values:
         raise ValueError(f"it must hold keys, not {values!r:.80}")
     return dict(flatten(values))
 

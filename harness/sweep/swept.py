@@ -19,6 +19,7 @@ from harness.sweep.identity import IGNORED
 from harness.sweep.records import Record, read_composed
 
 SEED = "seed"
+DATA = "metadata_sha256"  # no key, but what a path or a corpus stood for when the run read it
 _GROUPS = (*GROUPS, "model")
 _WHOLE_CONFIGS = ("experiment",)  # a word that any other key may follow, and that no config.yaml has
 _NO_KEYS = ("tracker", "run", "sweep", "hydra")  # groups that no result follows from
@@ -35,8 +36,9 @@ def swept_keys(records: Sequence[Record]) -> list[str]:
     differing = [key for key in known if _count(key, whole, partial) > 1]
     words = {key_of(word) for record in records for word in record.words}
     named = [key for key in differing if key in words]
-    rest = [key for key in differing if key not in words and f"{key}.name" not in IGNORED]
+    rest = [k for k in differing if k not in words and k != DATA and f"{k}.name" not in IGNORED]
     swept = {*named, *rest} - _followers(records, whole, named, rest)
+    swept |= {DATA} if _have_other_data(whole, swept) else set()
     return sorted(swept, key=lambda key: (key == SEED, known.index(key)))
 
 
@@ -55,6 +57,8 @@ def _values(record: Record) -> dict[str, Any]:
     for key, value in record.config.items():
         group, _, name = key.partition(".")
         values[group if name == "name" and group in _GROUPS else key] = value
+    if record.manifest is not None:
+        values[DATA] = record.manifest.metadata_sha256[:12]
     return {key: value for key, value in values.items() if not _is_ignored(key)}
 
 
@@ -77,6 +81,13 @@ def _count(key: str, whole: list[dict[str, Any]], partial: list[dict[str, Any]])
     """How many values of `key` there are."""
     seen = {_hashable(values.get(key)) for values in whole}
     return len(seen | {_hashable(values[key]) for values in partial if key in values})
+
+
+def _have_other_data(whole: list[dict[str, Any]], swept: set[str]) -> bool:
+    """Whether runs that are equal in all swept keys were trained on different data."""
+    keys = sorted(swept - {SEED})
+    pairs = {(_hashable([values.get(key) for key in keys]), values.get(DATA)) for values in whole}
+    return len(pairs) > len({settings for settings, _ in pairs})
 
 
 def _followers(
