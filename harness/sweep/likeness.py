@@ -158,7 +158,7 @@ def _evaluated_text(record: Record) -> str | None:
     seq_len, cut = record.config.get("loader.seq_len"), ""
     if isinstance(seq_len, int) and seq_len < max(widths) - 1:
         cut = f", cut to {seq_len} targets"
-    return f"the {manifest.storage.layout} of {_text_of(manifest)}{cut}"
+    return f"val as {manifest.storage.layout}, {_text_of(manifest)}{cut}"
 
 
 def _is_partial(record: Record) -> bool:

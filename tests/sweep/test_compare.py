@@ -266,7 +266,7 @@ def test_different_tokenizers_are_compared_in_bits_per_byte(template: Path, tmp_
 @pytest.mark.parametrize(
     ("words", "changes", "said"),
     [
-        (["evaluation.tokens=100"], {}, "different validation data: 200 tokens of the stream of"),
+        (["evaluation.tokens=100"], {}, "different validation data: 200 tokens of val as stream, tokens"),
         ([], {"preparation": {"corpus_sha256": "b" * 64}}, "different validation data"),
         (["loader=contrastive_rows"], {}, "different objectives: next-token prediction"),
     ],
