@@ -161,16 +161,17 @@ def _print_dry(config: TrainConfig, device: torch.device, shape: Shape, dry: Dry
     else:
         vocab_size = shape.model.vocab_size
         reason = f"ln {vocab_size} = {math.log(vocab_size):.4f}, of a model that knows nothing"
-    memory = (
-        f"peak {size(shape.memory.held + dry.growth)}" if dry.growth is not None else "peak not measurable"
-    )
+    memory = "its memory cannot be measured here"
     if dry.growth is not None:
-        memory += f": {size(dry.growth)} measured in the step (estimate {size(shape.memory.step)}), beside "
-        memory += f"{size(shape.memory.held)} that the weights and the optimizer hold"
+        held, step = shape.memory.held, shape.memory.step
+        memory = (
+            f"{size(held + dry.growth)} of memory at its peak: {size(dry.growth)} measured (estimate "
+            f"{size(step)}), {size(held)} for the weights and the optimizer"
+        )
     rate = config.loader.batch_size * config.loader.seq_len / dry.seconds
     lines = [
         f"{what}loss {dry.loss:.4f}; {reason}",
-        f"{1e3 * dry.seconds:,.4g} ms a step without the optimizer's part, {rate:,.0f} tokens/s on {device}",
+        f"{lasting(dry.seconds)} a step without the optimizer's part, {rate:,.0f} tokens/s on {device}",
         memory,
     ]
     printed("dry step", lines)

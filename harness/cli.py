@@ -18,6 +18,7 @@ from harness.composition import composed_files, to_dataclass
 from harness.config import TrainConfig
 from harness.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
 from harness.hydra_app import run_app
+from harness.script_words import reader_may_leave
 
 
 def main() -> None:
@@ -62,7 +63,8 @@ def _train(cfg: DictConfig, *, said_auto: bool) -> float | None:
     if config.check:
         from harness.check import check_run
 
-        check_run(config, path)
+        with reader_may_leave():
+            check_run(config, path)
         return None
     from harness.launch import launch
 

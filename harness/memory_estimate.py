@@ -28,12 +28,15 @@ _LOGITS = 3 * 4  # bytes for each of a token's logits
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `reference`: the frozen weights of a run on preferences, else 0."""
+    """Bytes. `reference`: the frozen weights of a run on preferences; `casts`: the bf16 copies of the weights
+    that the backward pass needs; both 0 where there are none.
+    """
 
     weights: int
     gradients: int
     optimizer: int
     reference: int
+    casts: int
     activations: int
     logits: int
     accumulates: bool
@@ -46,9 +49,8 @@ class Memory:
     @property
     def step(self) -> int:
         """What a step needs beside it at its peak: one micro-batch's gradients come as its activations go."""
-        if self.accumulates:
-            return self.activations + self.logits + self.gradients
-        return self.activations + max(self.logits, self.gradients)
+        kept = self.casts + self.activations
+        return kept + (self.logits + self.gradients if self.accumulates else max(self.logits, self.gradients))
 
     @property
     def total(self) -> int:
@@ -65,6 +67,7 @@ def estimate(config: TrainConfig, stored: int, vocab_size: int, device: torch.de
         gradients=weights,
         optimizer=2 * weights,  # AdamW's two moments
         reference=weights if pairs else 0,
+        casts=weights // 2 if uses_bf16(config.precision, device) else 0,
         activations=tokens * _activations_a_token(config, device),
         logits=tokens * vocab_size * _LOGITS,
         accumulates=micro_batch(config) < config.loader.batch_size,
@@ -95,7 +98,7 @@ def fitting_micro_batch(config: TrainConfig, memory: Memory, room: int) -> int |
     None where not even one sequence would.
     """
     a_sequence = (memory.activations + memory.logits) / micro_batch(config)
-    fixed = memory.held + memory.gradients
+    fixed = memory.held + memory.casts + memory.gradients
     batch = config.loader.batch_size
     fitting = [n for n in range(1, micro_batch(config)) if batch % n == 0 and fixed + n * a_sequence <= room]
     return max(fitting, default=None)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from harness.commands import shown
-from harness.config import TrainConfig, get, layout, tokens_per_step, total_steps
+from harness.config import TrainConfig, get, in_file_order, layout, tokens_per_step, total_steps
 from harness.loaders import build_loader
 from harness.loaders.sampled import SampledLoader
 from harness.optim import lr_at
@@ -55,7 +55,7 @@ def _amount(store: Store) -> str:
     amount = f"{store.total_tokens:,} tokens"
     if split.row_width is not None:
         amount += f" in {split.total_rows:,} {'pairs' if isinstance(store, PairStore) else 'rows'}"
-    return amount if split.documents is None else f"{amount} of {split.documents:,} documents"
+    return amount if split.documents is None else f"{amount} of {many(split.documents, 'document')}"
 
 
 def loader_lines(config: TrainConfig, train: Store) -> list[str]:
@@ -65,13 +65,11 @@ def loader_lines(config: TrainConfig, train: Store) -> list[str]:
     samples = (
         loader.samples if isinstance(loader, SampledLoader) else (train.total_tokens - 1) // loader.seq_len
     )
-    order = ", ".join(
-        f"{key}={value}"
-        for key in ("sampling", "stride", "seed", "window_tokens")
-        if (value := get(config, f"loader.{key}")) is not None
-    )
+    keys = ["sampling", "stride", "window_tokens", *([] if in_file_order(config.loader) else ["seed"])]
+    values = {key: get(config, f"loader.{key}") for key in keys}
+    order = [f"{key}={value}" for key, value in values.items() if value is not None]
     lines = [
-        f"{config.loader.name} ({order})",
+        ", ".join([config.loader.name, *order]),
         f"{batch:,} {'pairs of ' if words == 'pairs' else 'x '}{loader.seq_len:,} tokens a step",
         f"an epoch: {samples:,} {words}, {loader.batches_per_epoch:,} batches; "
         f"{samples % batch:,} {words}, {loader.dropped_tokens:,} tokens dropped at its end",
@@ -125,12 +123,12 @@ def budget_lines(
 
 def _evaluations(config: TrainConfig, budget: int, step: int) -> list[str]:
     count = due(config.evaluation.interval, budget, step)
-    return [f"{count:,} evaluations of at most {config.evaluation.tokens:,} tokens"]
+    return [f"{many(count, 'evaluation')} of at most {config.evaluation.tokens:,} tokens"]
 
 
 def _saves(config: TrainConfig, budget: int, step: int, checkpoint: int) -> list[str]:
     settings = config.checkpoint
-    line = f"{due(settings.interval, budget, step):,} checkpoints of {size(checkpoint)}"
+    line = f"{many(due(settings.interval, budget, step), 'checkpoint')} of {size(checkpoint)}"
     if settings.minutes is not None:
         line += f" and more every {settings.minutes:g} minutes"
     kept = checkpoints_kept(config, budget)
@@ -186,6 +184,7 @@ def memory_lines(memory: Memory, room: int | None, place: str) -> list[str]:
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
         "reference": memory.reference,
+        "bf16 copies": memory.casts,
         "activations": memory.activations,
         "logits": memory.logits,
     }
@@ -194,6 +193,11 @@ def memory_lines(memory: Memory, room: int | None, place: str) -> list[str]:
         f"estimate: {size(memory.total)}{there}",
         ", ".join(f"{name} {size(value)}" for name, value in parts.items() if value),
     ]
+
+
+def many(count: int, what: str) -> str:
+    """`1 document`, `1,000 documents`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def size(count: float) -> str:
@@ -207,7 +211,9 @@ def size(count: float) -> str:
 
 def lasting(seconds: float) -> str:
     """A time for people."""
-    return f"{seconds:.2g} s" if seconds < 9.5 else clock(seconds)
+    if seconds >= 59.5:
+        return clock(seconds)
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def printed(title: str, lines: list[str]) -> None:

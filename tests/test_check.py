@@ -89,7 +89,7 @@ def test_the_figures_are_those_of_the_run(
     manifest = open_split(text_set, "train").manifest
     model = GPT(config.model, vocab_size=257, seq_len=16)
     assert f"metadata_sha256 {manifest.metadata_sha256}\n" in printed["data"]
-    assert "train 3,000 tokens of 2 documents; val 400 tokens of 1 documents\n" in printed["data"]
+    assert "train 3,000 tokens of 2 documents; val 400 tokens of 1 document\n" in printed["data"]
     assert "0.07% of the train tokens are boundaries" in printed["data"]
     assert "an epoch: 187 rows, 46 batches; 3 rows, 55 tokens dropped at its end\n" in printed["loader"]
     assert "12 steps, 768 tokens = 0.261 epochs\n3 evaluations of at most 200 tokens\n" in printed["budget"]

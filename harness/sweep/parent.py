@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from harness.composition import composed_files, config_dir, register, to_dataclass
 from harness.errors import EXIT_DONE, EXIT_STOPPED, UserError
 from harness.overrides import CommandLine, key_of, value_of
+from harness.script_words import reader_may_leave
 from harness.sweep import report, report_text
 from harness.sweep.board import Board
 from harness.sweep.grid import grid_of, named
@@ -37,7 +38,8 @@ def main(line: CommandLine) -> None:
     if grid is not None and grid.jobs[0].config.check:
         from harness.sweep.check_grid import check_grid
 
-        raise SystemExit(check_grid(grid))
+        with reader_may_leave():
+            raise SystemExit(check_grid(grid))
     board = Board(folder, None if grid is None else grid.labels)
     try:
         with board.watching():
