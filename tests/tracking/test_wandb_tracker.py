@@ -20,7 +20,7 @@ import pytest
 from harness.config import TrainConfig
 from harness.config_groups import TrackerConfig, WandbTrackerConfig
 from harness.config_record import to_dict
-from harness.errors import UserError
+from harness.errors import EXIT_FAILED, EXIT_STOPPED, UserError
 from harness.tracking import NoTracker, TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import MetricsFile, read_rows
 from harness.tracking.wandb_service import helpers
@@ -267,6 +267,26 @@ def test_a_key_in_netrc_goes_online(
     (line,) = reports
     assert line == f"W&B: {server.url}/me/p/runs/{tracker.id}"
     assert arrived(server) == {1: row(1), 2: row(2)}
+
+
+def test_a_resumed_run_keeps_the_tags_that_a_person_gave_it(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    server.known["abcd1234"], server.tags = 7, ["by hand"]
+    tracker, _ = start(tmp_path / "run", run_id="abcd1234", tags=["mine"])
+    tracker.finish(0)
+    assert server.tags == ["by hand", "mine"]
+
+
+def test_a_run_that_is_to_go_on_is_preempted_and_one_that_failed_is_not(tmp_path: Path) -> None:
+    for code, is_preempted in ((EXIT_STOPPED, True), (EXIT_FAILED, False)):
+        tracker, _ = start(tmp_path / str(code), mode="offline")
+        tracker.log(row(1))
+        tracker.finish(code)
+        run = read_run(tmp_path / str(code) / "wandb")
+        assert (run.exit_code, run.preempted) == (code, is_preempted)
 
 
 def arrived(server: Server) -> dict[int, dict[str, Any]]:

@@ -13,14 +13,15 @@ from typing import Any
 class Server:
     """`rows` are the history rows that arrived, `known` the runs it has already, with their last step.
 
-    `silent` makes it take requests and never answer, `unanswered`
-    does so for single operations.
+    `tags` are those of each run. `silent` makes it take requests and never answer, `unanswered` does so for
+    single operations.
     """
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.operations: list[str] = []
         self.known: dict[str, int] = {}
+        self.tags: list[str] = []
         self.silent = False
         self.unanswered: set[str] = set()
         self.closing = threading.Event()
@@ -37,6 +38,7 @@ class Server:
         operation, variables = body.get("operationName", ""), body.get("variables", {})
         self.operations.append(operation)
         if operation == "UpsertBucket":
+            self.tags = variables.get("tags") or self.tags
             return {"data": {"upsertBucket": {"bucket": self.bucket(variables["name"]), "inserted": True}}}
         if operation == "RunResumeStatus":
             run = self.bucket(variables["name"]) if variables["name"] in self.known else None
@@ -57,7 +59,7 @@ class Server:
             "config": "{}",
             "summaryMetrics": json.dumps({"_step": count}) if count else "{}",
             "sweepName": None,
-            "tags": [],
+            "tags": self.tags,
             "historyLineCount": count,
             "eventsLineCount": 0,
             "logLineCount": 0,
