@@ -10,7 +10,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from harness.composition import config_dir, register, to_dataclass
-from harness.config import TrainConfig, get, tokens_per_step, total_steps
+from harness.config import TrainConfig, get, set_directory, tokens_per_step, total_steps
 from harness.errors import UserError
 from harness.overrides import one_budget, split
 from harness.sweep.grid import Grid, grid_of
@@ -64,79 +64,79 @@ def grid(*words: str) -> Grid:
     return found
 
 
+def sweep_of(name: str) -> dict[str, str]:
+    """What an experiment sweeps: key to values."""
+    text = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
+    params: dict[str, str] = yaml.safe_load(text)["hydra"]["sweeper"]["params"]
+    return params
+
+
 def reduced(name: str, data: Path, *words: str) -> TrainConfig:
     small = SMALL_STEPS if name == "gpt2_small" else ()
     return composed(f"experiment={name}", *TINY, *small, f"data.root={data}", "trainer.max_steps=2", *words)
 
 
 @pytest.mark.parametrize("name", RUNS + SWEEPS)
-def test_an_experiment_shows_its_command(name: str) -> None:
+def test_an_experiment_composes_and_shows_its_command(name: str) -> None:
+    composed(f"experiment={name}")
     words = [f"experiment={name}"] if name in RUNS else ["-m", f"experiment={name}"]
-    assert all(command[: len(words)] == words for command in commands(name))
-    assert len(commands(name)) == (1 if name in RUNS else 2)
+    shown = commands(name)
+    assert all(command[: len(words)] == words for command in shown)
+    assert len(shown) == (1 if name in RUNS else 2)  # in full, and reduced for a CPU
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "dpo"])
 def test_an_experiment_runs_reduced(name: str, data: Path) -> None:
-    composed(f"experiment={name}")
     outcome = run(reduced(name, data), Path("run"))
     assert outcome.step == 2
     assert outcome.val_loss is not None
 
 
 def test_preferences_are_trained_from_what_the_quick_start_trained(data: Path) -> None:
-    composed("experiment=dpo")
     run(reduced("quickstart", data), Path("quickstart"))
     assert run(reduced("dpo", data, "init_from=quickstart"), Path("run")).step == 2
 
 
-def one_seed(name: str) -> str:
-    """Half the jobs tell as much, but for the study of seeds itself."""
-    return "seed=0,1" if name == "seed_study" else "seed=0"
-
-
 @pytest.mark.parametrize("name", SWEEPS)
-def test_the_jobs_of_a_sweep_are_comparable(name: str) -> None:
-    """Equal tokens in equal steps, judged as often on as much, with schedules that follow the budget."""
-    jobs = grid(f"experiment={name}", one_seed(name)).jobs
-    assert len({job.sha256 for job in jobs}) == len(jobs) > 1
-    alike = {
-        (
-            tokens_per_step(c),
-            total_steps(c),
-            c.schedule.total_steps,
-            c.prepare.val_fraction,
-            *vars(c.evaluation).values(),
-        )
-        for c in (job.config for job in jobs)
-    }
-    assert len(alike) == 1
-    assert jobs[0].config.schedule.total_steps is None
-    for job in jobs:
-        assert (get(job.config, "loader.stride") or 0) <= job.config.loader.seq_len
+def test_a_sweep_is_comparable_and_its_reduced_command_runs(name: str, data: Path) -> None:
+    """Equal tokens in equal steps, judged as often on as much, with schedules that follow the budget.
 
-
-@pytest.mark.parametrize("name", SWEEPS)
-def test_the_shown_reduced_command_runs(name: str, data: Path) -> None:
-    """Its first and its last job, with an even smaller budget on a tiny set."""
-    command = commands(name)[1][1:]
-    found = grid(*command, *TINY, f"data.root={data}", "trainer.max_tokens=2048", one_seed(name))
+    Its first and its last job run, with an even smaller budget on a tiny set.
+    """
+    _, *command = commands(name)[1]
+    one_seed = "seed=0,1" if name == "seed_study" else "seed=0"
+    tiny = [word for word in TINY if name != "model_ladder" or "n_layer" not in word]  # its rungs stay apart
+    found = grid(*command, *tiny, f"data.root={data}", "trainer.max_tokens=2048", one_seed)
     assert found.name != name  # a try is no part of the sweep proper
+    configs = [job.config for job in found.jobs]
+    assert len({job.sha256 for job in found.jobs}) == len(configs) > 1
+    alike = [
+        (tokens_per_step(c), total_steps(c), c.schedule, c.prepare, c.evaluation, c.checkpoint)
+        for c in configs
+    ]
+    assert all(one == alike[0] for one in alike)
+    assert configs[0].schedule.total_steps is None
+    assert all((get(config, "loader.stride") or 0) <= config.loader.seq_len for config in configs)
     for job in (found.jobs[0], found.jobs[-1]):
         ended = run_job(job.config, found.folder, job.words, {})
         assert ended.state == "done", job.words
         assert ended.path is not None
         last = rows(ended.path)[-1]
         assert (last["step"], last["val_loss"]) == (2, ended.objective)
-        if name == "compare_loaders":
-            assert job.config.evaluation.set == str(data / "npy-stream")
+
+
+def test_loaders_are_compared_on_the_stream_that_the_first_job_prepares() -> None:
+    config = composed("experiment=compare_loaders", "loader=padded_rows")
+    first = sweep_of("compare_loaders")["loader"].split(",")[0]
+    stream = set_directory(composed("experiment=compare_loaders", f"loader={first}"))
+    assert config.evaluation.set == str(stream)
+    assert set_directory(config) != stream
 
 
 def test_the_stride_sweep_is_two_by_three_with_two_seeds_of_100_000_tokens_at_least() -> None:
-    composed_once = yaml.safe_load((ROOT / "conf" / "experiment" / "sweep_stride_seq_len.yaml").read_text())
-    params = composed_once["hydra"]["sweeper"]["params"]
-    assert sorted(len(values.split(",")) for values in params.values()) == [2, 2, 3]
-    assert composed_once["trainer"]["max_tokens"] >= 100_000
+    lengths = [len(values.split(",")) for values in sweep_of("sweep_stride_seq_len").values()]
+    assert sorted(lengths) == [2, 2, 3]
+    assert (composed("experiment=sweep_stride_seq_len").trainer.max_tokens or 0) >= 100_000
 
 
 def test_a_step_that_cannot_be_divided_is_said_with_both_numbers() -> None:

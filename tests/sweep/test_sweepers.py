@@ -18,8 +18,8 @@ def test_a_random_search_hears_a_finite_objective_of_every_trial(
 ) -> None:
     data = make_root(tmp_path / "data")
     result = train_py_from_nothing(
-        "-m", "hydra/sweeper=random", "hydra.sweeper.trials=5", *TINY, f"data.root={data}", "optimizer.lr=0.001,0.01,1.0",
-        "optimizer.weight_decay=0.1,1000", "sweep.name=search",
+        "-m", "hydra/sweeper=random", "hydra.sweeper.trials=5", *TINY, f"data.root={data}",
+        "optimizer.lr=0.001,0.01,1.0", "optimizer.weight_decay=0.1,1000", "sweep.name=search",
         cwd=tmp_path, PYTHONPATH=f"{PLUGINS}:{ROOT}",
     )  # fmt: skip
     assert result.returncode == 1, result.stderr  # some diverged
