@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +13,9 @@ from torch import Tensor
 from harness.build import objectives_of
 from harness.config import TrainConfig
 from harness.device import make_autocast
-from harness.memory_estimate import micro_batch, resident
+from harness.memory_estimate import micro_batch
 from harness.objectives import backward
+from harness.peak_memory import PeakMemory
 
 if TYPE_CHECKING:
     from harness.build import Learner
@@ -36,10 +33,6 @@ class DryStep:
     seconds: float
     growth: int | None
 
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.loss)
-
 
 def dry_step(
     config: TrainConfig, learner: Learner, device: torch.device, inputs: Tensor, targets: Tensor
@@ -52,43 +45,22 @@ def dry_step(
     objective, _ = objectives_of(config, learner, device)
     inputs, targets = next(iter(objective.split(inputs, targets, micro)))
     parts, times = config.loader.batch_size // micro, list[float]()
-    with _growth(device) as growth:
-        while len(times) <= 1 or (len(times) <= _MOST_PASSES and sum(times[1:]) < _ENOUGH_S):
-            started = time.perf_counter()
-            metrics = backward(objective, inputs, targets, micro, device, autocast)
-            loss = metrics["loss"].item()  # waits for the device
-            _wait(device)
-            times.append(time.perf_counter() - started)
-            if parts == 1:
-                learner.optimizer.zero_grad(set_to_none=True)
+    memory = PeakMemory(device)
+    before = memory.megabytes()
+    while len(times) <= 1 or (len(times) <= _MOST_PASSES and sum(times[1:]) < _ENOUGH_S):
+        started = time.perf_counter()
+        metrics = backward(objective, inputs, targets, micro, device, autocast)
+        loss = metrics["loss"].item()  # waits for the device
+        _wait(device)
+        times.append(time.perf_counter() - started)
+        if parts == 1:
+            learner.optimizer.zero_grad(set_to_none=True)
     learner.optimizer.zero_grad(set_to_none=True)
-    return DryStep(loss, parts * statistics.median(times[1:]), growth.bytes)
+    grown = round(1e6 * (memory.megabytes() - before))
+    growth = None if memory.notes or grown <= 0 else grown  # notes: a peak between two looks is missed
+    return DryStep(loss, parts * statistics.median(times[1:]), growth)
 
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@dataclass
-class _Growth:
-    bytes: int | None = None
-
-
-@contextlib.contextmanager
-def _growth(device: torch.device) -> Iterator[_Growth]:
-    """By how much the memory in use grows at most inside of the block."""
-    growth = _Growth()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        yield growth
-        growth.bytes = torch.cuda.max_memory_allocated(device) - before
-        return
-    with contextlib.suppress(OSError):  # the mark of the most memory back to what is in use
-        Path("/proc/self/clear_refs").write_text("5")
-    began = resident()
-    yield growth
-    ended = resident()
-    if began is not None and ended is not None and ended[1] > began[1]:
-        growth.bytes = ended[1] - began[0]

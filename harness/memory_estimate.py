@@ -133,12 +133,6 @@ def _group_room() -> int | None:
         return None
 
 
-def resident() -> tuple[int, int] | None:
-    """What this process has in memory, and the most it has had: bytes; None where the system does not say."""
-    fields = _fields(Path("/proc/self/status"), 1024)
-    return (fields["VmRSS"], fields["VmHWM"]) if {"VmRSS", "VmHWM"} <= fields.keys() else None
-
-
 def _fields(path: Path, unit: int = 1) -> dict[str, int]:
     """Lines of a name and a number, in bytes; empty where there is no such file."""
     try:
