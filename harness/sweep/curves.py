@@ -81,8 +81,7 @@ def _evaluated(row: dict[str, Any], train: list[Point]) -> Evaluated:
 
 def number(value: Any) -> float | None:
     """A finite number as it is; None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None
+    return value if type(value) in (int, float) and math.isfinite(value) else None
 
 
 def _seconds_at(points: list[Point], tokens: int) -> float:
