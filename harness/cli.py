@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from harness import checkpoint, overrides
@@ -77,6 +78,11 @@ def _train(cfg: DictConfig, *, said_auto: bool) -> float | None:
 def _refuse_sweep(config: TrainConfig) -> None:
     """Raise `UserError` where one run was started of an experiment that describes many."""
     settings = HydraConfig.get()
+    if settings.mode == RunMode.MULTIRUN:  # at once, as Hydra goes on to the next job after an exception
+        print(
+            "error: hydra.mode=MULTIRUN is no sweep yet: add -m, which also names its jobs", file=sys.stderr
+        )
+        raise SystemExit(EXIT_USER)
     given = {overrides.key_of(word) for word in settings.overrides.task}
     open_keys = [key for key in settings.sweeper.get("params") or {} if overrides.key_of(key) not in given]
     if open_keys and config.resume is None:

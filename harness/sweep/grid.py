@@ -24,6 +24,7 @@ from harness.sweep import composing, impossible, sweep_words
 from harness.sweep.identity import IGNORED, identity
 
 _SHOWN = 10  # duplicates
+_MANY = 200  # jobs, which take ten seconds to compose
 _LONGEST_NAME = 100  # characters
 _INSTEAD = {"data.root": ", or sweep over data.path", "model.name": ", or sweep over model"}
 
@@ -181,6 +182,8 @@ def _no_resume(word: str) -> str:
 def _composed(
     sweep: composing.SweepConfig, words: list[list[str]], swept: list[str], line: CommandLine
 ) -> list[Job]:
+    if len(words) >= _MANY:
+        print(f"composing the sweep's {len(words):,} jobs, before the first of them begins", flush=True)
     jobs, failures = [], []
     for index, job_words in enumerate(words):
         try:

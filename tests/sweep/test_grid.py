@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 
-from harness import overrides
+from harness import cli, overrides
 from harness.composition import config_dir, register
 from harness.errors import UserError
 from harness.overrides import CommandLine
 from harness.sweep.grid import Grid, grid_of, named
+from harness.sweep.impossible import Failure, report
 from harness.sweep.sweep_words import check_name, check_words
 
 EXPERIMENT = """\
@@ -180,7 +182,6 @@ def test_jobs_that_are_one_are_trained_once_and_said(conf: Path) -> None:
             ["loader=sequential,sliding_window", "loader.stride=choice(16)"],
             "a key of loader=sliding_window alone",
         ),
-        (["optimizer.lr=range(-13,0)"], "optimizer.lr=-4\n  and 3 more jobs"),
         (["trainer.max_stps=1", "seed=1,2"], "did you mean trainer.max_steps?"),
         (["seed=1,2", "experiment=quickstrt"], "did you mean experiment=quickstart?"),
         (["optimizer.lr=interval(0,1)"], "has no list of values"),
@@ -205,6 +206,14 @@ def test_what_cannot_run_is_named_before_the_first_job(words: list[str], expecte
         grid_of(line_of(*words))
     assert expected in str(error.value)
     assert not (conf.parent / "multirun").exists()
+
+
+def test_a_long_list_of_jobs_that_cannot_be_is_cut() -> None:
+    failures = [Failure(index, [f"seed={index}"], UserError(f"cause {index % 2}")) for index in range(12)]
+    lines = report(failures, 40, ["seed"], [], line_of()).splitlines()
+    assert lines[0] == "12 of the sweep's 40 jobs cannot be composed, so none is started:"
+    assert lines[1:3] == ["  cause 0", "    job 0: seed=0"]
+    assert lines[-2:] == ["    job 9: seed=9", "  and 2 more jobs"]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +246,31 @@ def test_torchrun_is_answered_with_the_right_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"train.py -m seed=1,2$"):
         grid_of(line_of("seed=1,2"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["experiment=strides"], "experiment=strides describes a sweep over loader.stride, seed: add -m"),
+        (["experiment=strides", "seed=1"], "describes a sweep over loader.stride: add -m"),
+        (["experiment=strides", "seed=1", "loader.stride=8", "corpus=text", "data.path=none"], "none"),
+        (["seed=1,2", "hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN is no sweep yet: add -m"),
+    ],
+)
+def test_one_run_of_what_describes_many_is_refused(
+    words: list[str],
+    expected: str,
+    conf: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", "own", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert ("describes a sweep" in said) == ("describes a sweep" in expected)
 
 
 def test_another_sweeper_decides_for_itself(conf: Path) -> None:

@@ -20,11 +20,11 @@ from harness.sweep.lock import claimed
 from tests.helpers_cli import TINY, make_root
 from tests.helpers_runs import ROOT, rows, snapshot
 
-GRID = ("loader=sliding_window", "loader.stride=8,99999", "seed=0,1,0")
+GRID = ("loader=sliding_window", "loader.stride=8,16,99999,8")
 
 
 class Project:
-    """A folder with a set and a plan of four jobs, of which two can be trained; commands run in it."""
+    """A folder with a set and a plan of three jobs, of which two can be trained; commands run in it."""
 
     def __init__(self, path: Path, patch: pytest.MonkeyPatch) -> None:
         self.path, self.patch = path, patch
@@ -55,7 +55,7 @@ class Project:
         return plan.read_plan(self.path / "sweep.jsonl")
 
     def directory(self, index: int) -> Path:
-        found = find_job(self.path / "multirun" / "seed-stride", self.jobs[index].identity)
+        found = find_job(self.path / "multirun" / "stride", self.jobs[index].identity)
         assert found is not None
         return found
 
@@ -72,15 +72,15 @@ def test_a_plan_lists_each_job_once_with_all_it_needs(
     assert project.sweep("plan", "-m", *TINY, *GRID) == 0
     printed = capsys.readouterr().out
     jobs = project.jobs
-    assert [job.index for job in jobs] == [0, 1, 2, 3]
-    assert [job.label for job in jobs][:2] == ["loader.stride=8 seed=0", "loader.stride=8 seed=1"]
+    assert [job.index for job in jobs] == [0, 1, 2]
+    assert [job.label for job in jobs] == ["loader.stride=8", "loader.stride=16", "loader.stride=99999"]
     assert {(job.jobs, job.name, job.folder, job.cwd) for job in jobs} == {
-        (4, "seed-stride", "multirun/seed-stride", str(project.path))
+        (3, "stride", "multirun/stride", str(project.path))
     }
-    assert "job 2 is job 0 again" in printed
-    assert "sbatch --array=0-3 --wrap" in printed
-    assert "completions: 4" in printed
-    assert "seq 0 3 | parallel" in printed
+    assert "job 3 is job 0 again" in printed
+    assert "sbatch --array=0-2 --wrap" in printed
+    assert "completions: 3" in printed
+    assert "seq 0 2 | parallel" in printed
     assert not (project.path / "multirun").exists()
 
 
@@ -89,7 +89,7 @@ def test_jobs_run_by_number_in_any_order_are_those_of_the_sweep(project: Project
     elsewhere.mkdir()
     assert project.sweep("run", "../sweep.jsonl", "--index=1", cwd=elsewhere) == 0
     assert project.sweep("run", "sweep.jsonl", "--index", "0") == 0
-    assert project.sweep("run", "sweep.jsonl", "--index", "3") == 1  # a stride that is longer than the set
+    assert project.sweep("run", "sweep.jsonl", "--index", "2") == 1  # a stride that is longer than the set
     assert not any(elsewhere.iterdir())
     paths = [project.directory(index) for index in (0, 1)]
     assert [rows(path)[-1]["step"] for path in paths] == [8, 8]
@@ -97,7 +97,7 @@ def test_jobs_run_by_number_in_any_order_are_those_of_the_sweep(project: Project
     assert project.sweep("run", "sweep.jsonl", "--index", "0") == 0
     assert project.train("-m", *TINY, *GRID) == 1
     assert [snapshot(path) for path in paths] == before
-    assert len(list((project.path / "multirun" / "seed-stride").glob("*/job.json"))) == 4
+    assert len(list((project.path / "multirun" / "stride").glob("*/job.json"))) == 3
 
 
 def test_status_tells_how_far_the_jobs_of_a_plan_are(
@@ -115,7 +115,7 @@ def test_status_tells_how_far_the_jobs_of_a_plan_are(
 def test_a_job_that_another_process_trains_is_left_to_it(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with claimed(project.path / "multirun" / "seed-stride", project.jobs[2].identity) as owner:
+    with claimed(project.path / "multirun" / "stride", project.jobs[2].identity) as owner:
         assert owner is None
         assert project.sweep("run", "sweep.jsonl", "--index", "2") == 75
     assert "is being trained by process" in capsys.readouterr().out
@@ -150,7 +150,7 @@ def test_a_stopped_job_is_75_and_goes_on_when_it_is_run_again(project: Project) 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["run", "sweep.jsonl", "--index", "4"], "it has 4 jobs, 0 to 3"),
+        (["run", "sweep.jsonl", "--index", "3"], "it has 3 jobs, 0 to 2"),
         (["run", "sweep.jsonl", "--index", "-1"], "run takes a plan and a job's number"),
         (["run", "sweep.jsonl", "--index", ""], "run takes a plan and a job's number"),
         (["run", "sweep.jsonl", "--index"], "--index needs a value"),
@@ -197,8 +197,8 @@ def _damaged(lines: list[str], how: str) -> bytes:
         ("no object", "line 2 must be an object"),
         ("a key less", "line 2 must be an object with the keys index, jobs"),
         ("a wrong type", "line 2: words=['seed=0', 1] has the wrong type"),
-        ("another job", "line 2 is job 0 of 4, but the plan has 4 lines"),
-        ("a line less", "line 2 is job 1 of 4, but the plan has 3 lines"),
+        ("another job", "line 2 is job 0 of 3, but the plan has 3 lines"),
+        ("a line less", "line 2 is job 1 of 3, but the plan has 2 lines"),
         ("empty", "is empty"),
         ("binary", "is no plan"),
     ],
@@ -228,19 +228,19 @@ def test_a_plan_replaces_that_of_its_own_sweep_alone(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def planned(*words: str) -> int:
-        return project.sweep("plan", *TINY, *words, "--output", "mine.jsonl")
+        return project.sweep("plan", *words, "--output", "mine.jsonl")
 
     file = project.path / "mine.jsonl"
+    assert planned("seed=choice(0)") == 0
     assert planned("seed=0,1") == 0
-    assert planned("seed=0,1,2") == 0
-    assert len(plan.read_plan(file)) == 3
+    assert len(plan.read_plan(file)) == 2
     before = file.read_bytes()
-    assert planned("loader.seq_len=8,16") == 2
+    assert planned("loader.seq_len=choice(8)") == 2
     assert "holds the plan of the sweep seed in" in capsys.readouterr().err
     assert file.read_bytes() == before
-    assert planned("loader.seq_len=8,16", "--overwrite") == 0
+    assert planned("loader.seq_len=choice(8)", "--overwrite") == 0
     file.write_text("notes\n")
-    assert planned("seed=0,1") == 2
+    assert planned("seed=choice(0)") == 2
     assert "holds no plan that can be read" in capsys.readouterr().err
 
 
