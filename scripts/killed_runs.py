@@ -101,10 +101,10 @@ class Course:
 class Attempt:
     """One process of the run, in a process group of its own; `said` is what it has printed so far."""
 
-    def __init__(self, command: list[str], output: Path) -> None:
+    def __init__(self, command: list[str], output: Path, cwd: Path | None = None) -> None:
         self._output = output
         with open(output, "wb") as file:
-            self.process = _start(command, file)
+            self.process = _start(command, file, cwd)
 
     def said(self) -> str:
         return self._output.read_text(errors="replace")
@@ -157,11 +157,11 @@ class Attempt:
         return self.process.wait(_SECONDS)
 
 
-def _start(command: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def _start(command: list[str], output: IO[bytes], cwd: Path | None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-    )
+        command, cwd=cwd, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from pathlib import Path
 
 # What is named in tables -> the system calls that strace (Debian's package strace) calls so.
 CALLS = {
@@ -37,3 +39,17 @@ def _strace(path: str, options: list[str], command: list[str]) -> list[str]:
 
 def was_killed(returncode: int | None) -> bool:
     return returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+def left_behind(session: int) -> list[str]:
+    """What still lives of a process's session half a second after its end."""
+    time.sleep(0.5)
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = stat.read_text().rpartition(")")
+        except OSError:
+            continue  # it ended meanwhile
+        if rest.split()[3] == str(session) and rest.split()[0] != "Z":
+            found.append(name.partition("(")[2])
+    return found

@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from killing import left_behind
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMIT_S, AT_ONCE_S, GAP_S = 5.0, 1.0, 0.05
 _TIMES = ("tokens_per_s", "data_wait_ms", "mfu")  # what may differ between two equal rows
@@ -237,20 +239,6 @@ def try_once(
     elif weights_of(again.run) != straight.weights:
         wrong.append("the weights are others")
     return code, seconds, wrong
-
-
-def left_behind(session: int) -> list[str]:
-    """What still lives of a process's session half a second after its end."""
-    time.sleep(0.5)
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = stat.read_text().rpartition(")")
-        except OSError:
-            continue  # it ended meanwhile
-        if rest.split()[3] == str(session) and rest.split()[0] != "Z":
-            found.append(name.partition("(")[2])
-    return found
 
 
 def prove(name: str, options: argparse.Namespace, folder: Path, straights: dict[Any, Straight]) -> Tally:
