@@ -76,7 +76,7 @@ def needs_preparation(config: TrainConfig) -> bool:
     Raises `UserError` where any other set is missing.
     """
     directory = set_directory(config)
-    if config.evaluation.set is not None:
+    if config.evaluation.set is not None and Path(config.evaluation.set) != directory:
         load_manifest(config.evaluation.set)  # before anything is prepared
     if directory.exists():
         return False

@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 
 from harness.composition import config_dir, register, to_dataclass
 from harness.config import TrainConfig, get, set_directory, tokens_per_step, total_steps
+from harness.data_setup import needs_preparation
 from harness.errors import UserError
 from harness.overrides import one_budget, split
 from harness.sweep.grid import Grid, grid_of
@@ -126,11 +127,13 @@ def test_a_sweep_is_comparable_and_its_reduced_command_runs(name: str, data: Pat
 
 
 def test_loaders_are_compared_on_the_stream_that_the_first_job_prepares() -> None:
-    config = composed("experiment=compare_loaders", "loader=padded_rows")
-    first = sweep_of("compare_loaders")["loader"].split(",")[0]
-    stream = set_directory(composed("experiment=compare_loaders", f"loader={first}"))
-    assert config.evaluation.set == str(stream)
-    assert set_directory(config) != stream
+    loaders = sweep_of("compare_loaders")["loader"].split(",")
+    first, last = (composed("experiment=compare_loaders", f"loader={loaders[index]}") for index in (0, -1))
+    assert first.evaluation.set == last.evaluation.set == str(set_directory(first))
+    assert set_directory(last) != set_directory(first)
+    assert needs_preparation(first)
+    with pytest.raises(UserError, match=r"npy-stream does not exist"):
+        needs_preparation(last)
 
 
 def test_the_stride_sweep_is_two_by_three_with_two_seeds_of_100_000_tokens_at_least() -> None:
