@@ -19,7 +19,7 @@ from harness.build import Learner, build_learner
 from harness.checkpoint import Checkpoint
 from harness.commands import prepare_command, shown
 from harness.config import TrainConfig, layout, set_directory, total_steps
-from harness.data_setup import needs_preparation
+from harness.data_setup import unprepared
 from harness.dry_step import DryStep
 from harness.errors import RunFailed, UserError
 from harness.identity import progress_of
@@ -59,8 +59,8 @@ def check_run(config: TrainConfig, path: Path) -> None:
         return
     if occupied is not None:
         printed("refused", ["a start in that directory: see the end"])
-    if needs_preparation(config):
-        _check_unprepared(config, path, begin)
+    if missing := unprepared(config):
+        _check_unprepared(config, path, begin, missing)
     else:
         with start.opened(config, path, begin, lambda line: printed("", [line]), writes=False) as plan:
             _check_plan(plan)
@@ -98,19 +98,20 @@ def _check_plan(plan: Plan) -> None:
     printed("time", [_time_line(config, progress, dry, data.validation)])
 
 
-def _check_unprepared(config: TrainConfig, path: Path, begin: Start) -> None:
+def _check_unprepared(config: TrainConfig, path: Path, begin: Start, missing: list[TrainConfig]) -> None:
     """What can be said before the set is there: a start would prepare it by itself."""
     from harness.prepare import expected_vocab_size
 
     saved, device = begin.found.saved, begin.device
     printed("run", _run_lines(path, saved, begin.initial))
-    lines = [
-        f"there is no prepared set at {shown(set_directory(config))}: a start would prepare it first, "
-        "from the embedded corpus",
-        f"to prepare it now: {prepare_command(config)}",
-        "what follows from its size cannot be said before",
-    ]
-    printed("data", lines)
+    for one in missing:
+        lines = [
+            f"there is no prepared set at {shown(set_directory(one))}: a start would prepare it first, "
+            "from the embedded corpus",
+            f"to prepare it now: {prepare_command(one)}",
+            "what follows from its size cannot be said before",
+        ]
+        printed("data", lines)
     vocab_size = expected_vocab_size(config.tokenizer) if saved is None else saved.trainer["vocab_size"]
     shape, progress = shape_of(config, vocab_size, device), progress_of(saved)
     _print_shape(config, shape, device, None, progress)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.commands import override, prepare_command, shell_word, shown
 from harness.config import PrepareScriptConfig, TrainConfig, get, layout, set_directory
-from harness.config_groups import PrepareConfig
+from harness.config_groups import LoaderConfig, PrepareConfig
 from harness.errors import UserError
 from harness.storage import PairStore, Store, TokenStore, open_split
 from harness.storage.manifest import load_manifest
@@ -51,8 +53,8 @@ def open_data(config: TrainConfig, report: Callable[[str], None], *, writes: boo
     `UserError` where the set is missing, damaged, or not what the configuration says it is.
     """
     directory = set_directory(config)
-    if needs_preparation(config) and writes:
-        _prepare(config, directory, report)
+    for missing in unprepared(config) if writes else []:
+        _prepare(missing, report)
     again = prepare_command(config, "prepare.overwrite=true")
     train = open_split(directory, "train", mmap=config.data.mmap, prepare_command=again)
     _check_digest(config, train)
@@ -70,28 +72,41 @@ def open_data(config: TrainConfig, report: Callable[[str], None], *, writes: boo
     return Data(train, validation)
 
 
-def needs_preparation(config: TrainConfig) -> bool:
-    """Whether a start prepares the set first: it is missing, and the embedded corpus is free to prepare.
+def unprepared(config: TrainConfig) -> list[TrainConfig]:
+    """Configurations of the sets that a start prepares first: the run's own, the stream it is validated on.
 
-    Raises `UserError` where any other set is missing.
+    Each is missing, and from the embedded corpus, which is free. Raises `UserError` where any other set is
+    missing.
     """
+    validated, missing = config.evaluation.set, []
+    if validated is not None and not os.path.exists(validated):
+        stream = dataclasses.replace(config, loader=LoaderConfig())
+        missing = [one for one in (stream, config) if _is_at(one, validated)][:1]
+    if validated is not None and not (missing and _is_free(config)):
+        load_manifest(validated)  # before anything is prepared
     directory = set_directory(config)
-    if config.evaluation.set is not None and Path(config.evaluation.set) != directory:
-        load_manifest(config.evaluation.set)  # before anything is prepared
-    if directory.exists():
-        return False
-    if config.corpus.name != "stdlib" or (
-        config.tokenizer.name == "hf" and not get(config, "tokenizer.path")
-    ):
+    if not directory.exists() and not _is_free(config):
         how = prepare_command(config, *_unnamed_files(config))
         raise UserError(f"there is no prepared set at {shown(directory)}. Prepare it first:\n  {how}")
-    return True
+    if not directory.exists() and not any(_is_at(one, directory) for one in missing):
+        missing.insert(0, config)
+    return missing
 
 
-def _prepare(config: TrainConfig, directory: Path, report: Callable[[str], None]) -> None:
+def _is_at(config: TrainConfig, place: str | Path) -> bool:
+    return os.path.realpath(set_directory(config)) == os.path.realpath(place)
+
+
+def _is_free(config: TrainConfig) -> bool:
+    return config.corpus.name == "stdlib" and not (
+        config.tokenizer.name == "hf" and not get(config, "tokenizer.path")
+    )
+
+
+def _prepare(config: TrainConfig, report: Callable[[str], None]) -> None:
     from harness.prepare import prepare
 
-    report(f"no data at {directory} yet: preparing the embedded corpus once")
+    report(f"no data at {set_directory(config)} yet: preparing the embedded corpus once")
     wanted = PrepareScriptConfig(
         config.data, config.corpus, config.tokenizer, config.prepare, config.loader, config.seed
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sysconfig
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.config import PrepareScriptConfig, TrainConfig
+from harness.config import PrepareScriptConfig, TrainConfig, set_directory
 from harness.config_groups import (
     BpeTokenizerConfig,
     ContrastiveRowsConfig,
+    CorpusConfig,
     Hdf5DataConfig,
     HfTokenizerConfig,
     JsonlCorpusConfig,
@@ -23,6 +25,7 @@ from harness.config_groups import (
     PrepareConfig,
     TextCorpusConfig,
 )
+from harness.data_setup import open_data, unprepared
 from harness.errors import UserError
 from harness.prepare import prepare
 from tests.helpers_runs import run, tiny_config, write_pair_set, write_row_set, write_text_set
@@ -251,6 +254,21 @@ def test_a_missing_set_for_validation_is_said_before_anything_is_prepared(tmp_pa
     with pytest.raises(UserError, match="none does not exist"):
         run(config, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("loader", [LoaderConfig(), PaddedRowsConfig()], ids=lambda loader: loader.name)
+def test_a_run_prepares_the_stream_that_it_is_to_be_validated_on(
+    loader: LoaderConfig, tmp_path: Path
+) -> None:
+    stream = tmp_path / "data" / "npy-stream"
+    config = tiny_config(tmp_path, loader=loader, corpus=CorpusConfig(), evaluation__set=str(stream))
+    config.data.path, config.data.root = None, str(stream.parent)
+    wanted = {stream, set_directory(config)}
+    assert {set_directory(one) for one in unprepared(config)} == wanted
+    with contextlib.closing(open_data(config, lambda line: None)) as data:
+        assert data.validation.manifest.directory == stream
+    assert unprepared(config) == []
+    assert {path for path in stream.parent.iterdir() if path.is_dir()} == wanted
 
 
 def test_rows_without_any_target_are_refused_before_the_first_step(tmp_path: Path) -> None:

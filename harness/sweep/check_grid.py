@@ -14,7 +14,7 @@ from harness import admission, auto_resume, checkpoint, run_dir, start
 from harness.build import build_learner
 from harness.commands import shown
 from harness.config import TrainConfig, layout, set_directory, tokens_per_step, total_steps
-from harness.data_setup import needs_preparation
+from harness.data_setup import unprepared
 from harness.dry_step import DryStep
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_USER, RunFailed, UserError
 from harness.memory_estimate import micro_batch
@@ -106,8 +106,8 @@ class _Checker:
         begin = start.settle(config, path, found)
         if begin is None:
             row.state = DONE
-        elif needs_preparation(config):
-            self._look_unprepared(row, config, begin)
+        elif missing := unprepared(config):
+            self._look_unprepared(row, config, begin, missing)
         else:
             self._look_at_data(row, config, path, begin)
 
@@ -121,13 +121,15 @@ class _Checker:
             vocab_size = plan.data.train.vocab_size
             self._cost(row, config, vocab_size, begin.device, lambda: first_batch(plan), plan.data.validation)
 
-    def _look_unprepared(self, row: _Row, config: TrainConfig, begin: Start) -> None:
+    def _look_unprepared(
+        self, row: _Row, config: TrainConfig, begin: Start, missing: list[TrainConfig]
+    ) -> None:
         from harness.prepare import expected_vocab_size
 
-        directory = shown(set_directory(config))
-        note = f"there is no prepared set at {directory}: the first job that reads it prepares it first"
-        if note not in self.notes:
-            self.notes.append(note)
+        for directory in map(shown, map(set_directory, missing)):
+            note = f"there is no prepared set at {directory}: the first job that reads it prepares it first"
+            if note not in self.notes:
+                self.notes.append(note)
         vocab_size = expected_vocab_size(config.tokenizer)
         self._cost(row, config, vocab_size, begin.device, lambda: random_batch(config, vocab_size), None)
 
