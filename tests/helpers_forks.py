@@ -28,23 +28,37 @@ CONTEXT.set_forkserver_preload(
 _SECONDS = 100
 
 
+class Fork:
+    """`python SCRIPT WORDS` in `cwd`, which runs; `script` is relative to the checkout."""
+
+    def __init__(
+        self, script: str, *words: str, cwd: Path, environment: dict[str, str] | None = None
+    ) -> None:
+        self._command = [str(ROOT / script), *words]
+        self._folder = tempfile.TemporaryDirectory()
+        self._streams = [os.path.join(self._folder.name, name) for name in ("stdout", "stderr")]
+        environment = {**os.environ, **(environment or {}), "OMP_NUM_THREADS": "1"}
+        arguments = (self._command, str(cwd), environment, self._streams)
+        self.process = CONTEXT.Process(target=_become, args=arguments)
+        self.process.start()
+
+    def ended(self) -> subprocess.CompletedProcess[str]:
+        """Wait for its end; what it said."""
+        self.process.join(_SECONDS)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+            raise subprocess.TimeoutExpired(self._command, _SECONDS)
+        out, err = (Path(stream).read_text() if os.path.exists(stream) else "" for stream in self._streams)
+        self._folder.cleanup()
+        return subprocess.CompletedProcess(self._command, self.process.exitcode, out, err)
+
+
 def forked(
     script: str, *words: str, cwd: Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`python SCRIPT WORDS` in `cwd`; `script` is relative to the checkout."""
-    environment = {**os.environ, **(environment or {}), "OMP_NUM_THREADS": "1"}
-    command = [str(ROOT / script), *words]
-    with tempfile.TemporaryDirectory() as folder:
-        streams = [os.path.join(folder, name) for name in ("stdout", "stderr")]
-        child = CONTEXT.Process(target=_become, args=(command, str(cwd), environment, streams))
-        child.start()
-        child.join(_SECONDS)
-        if child.exitcode is None:
-            child.kill()
-            child.join()
-            raise subprocess.TimeoutExpired(command, _SECONDS)
-        out, err = (Path(stream).read_text() for stream in streams)
-    return subprocess.CompletedProcess(command, child.exitcode, out, err)
+    """`python SCRIPT WORDS` in `cwd`, to its end."""
+    return Fork(script, *words, cwd=cwd, environment=environment).ended()
 
 
 def pasted(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
