@@ -23,7 +23,7 @@ def test_a_sweep_ends_its_jobs_and_says_which_failed(data: Path, tmp_path: Path)
     result = train_py(*words, *GRID, cwd=tmp_path)
     assert result.returncode == 1
     assert "\nsweep seed-stride: 2 of 4 done, 2 failed\n" in result.stdout
-    assert "val_loss after 512 tokens: 2 jobs in 1 group" in result.stdout
+    assert "val_loss after 512 tokens, 2 jobs in 1 group of 2 seeds" in result.stdout
     assert "error: loader.batch_size=4 needs 4 windows, but train has 1" in result.stderr + result.stdout
     assert "Traceback" not in result.stderr + result.stdout
     folder = tmp_path / "multirun" / "seed-stride"
