@@ -59,15 +59,22 @@ class StopRequest:
 
     `name` says what asked the loop to stop. `interrupted`: `Stopped` was raised. `record(exit_code)` is
     called before the process is ended beside its main thread, and has half a second to say so in status.json.
-    `code` is what a first signal outside of the loop exits with.
+    `code` is what a first signal outside of the loop exits with. `patient`: of a process that another one
+    started, watches and ends, so it never ends beside its main thread, and a second signal says nothing new.
     """
 
-    def __init__(self, code: int = EXIT_STOPPED, signals: tuple[signal.Signals, ...] = SIGNALS) -> None:
+    def __init__(
+        self,
+        code: int = EXIT_STOPPED,
+        signals: tuple[signal.Signals, ...] = SIGNALS,
+        *,
+        patient: bool = False,
+    ) -> None:
         self.name: str | None = None
         self.signalled = self.interrupted = False
         self.record: Callable[[int], object] = _nothing
         self._stop_code = self._code = code
-        self._signals = signals
+        self._signals, self._patient = signals, patient
         self._before: dict[int, Any] = {}
         self._in_loop = self._is_ending = False
         self._deadline = float("inf")
@@ -121,7 +128,7 @@ class StopRequest:
     def ends(self, code: int) -> None:
         """All is saved: from here on a signal raises nothing, and the process ends with `code`, soon."""
         self._is_ending, self._code = True, code
-        if self.signalled:
+        if self.signalled and not self._patient:
             self._deadline = min(self._deadline, time.monotonic() + ENDING_SECONDS)
 
     def begins(self) -> None:
@@ -147,7 +154,7 @@ class StopRequest:
         name = signal.Signals(number).name
         self.signalled, self.name = True, self.name or name
         if self._saying.acquire(timeout=_RECORD_SECONDS):
-            if not (self._said or self._is_ending or self._stop_code != EXIT_STOPPED):
+            if not (self._said or self._is_ending or self._patient or self._stop_code != EXIT_STOPPED):
                 self._said = True
                 what = (
                     "stopping at the next safe point, which is saved"
@@ -166,9 +173,11 @@ class StopRequest:
             elif first is None:
                 first = arrival
                 _aside(partial(self._note, arrival.number))
-                if not self._in_loop:
+                if not (self._in_loop or self._patient):
                     self._deadline = time.monotonic() + UNWIND_SECONDS
-            elif first.number != arrival.number or arrival.time - first.time > _SAME_SIGNAL_SECONDS:
+            elif not self._patient and (
+                first.number != arrival.number or arrival.time - first.time > _SAME_SIGNAL_SECONDS
+            ):
                 self._leave(EXIT_AT_ONCE, "left at once; what was saved before is whole")
 
     def _receive(self, timeout: float | None) -> _Arrival | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
@@ -27,6 +28,7 @@ from harness.errors import UserError
 from harness.overrides import CommandLine
 
 _BASIC = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
+_BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__qualname__}"
 
 
 class NotComposed(Exception):
@@ -54,6 +56,11 @@ class SweepConfig:
     def is_basic(self) -> bool:
         """Whether Hydra's own sweeper makes the jobs, all known before the first."""
         return bool(self.master.hydra.sweeper._target_ == _BASIC)
+
+    @property
+    def is_launched_here(self) -> bool:
+        """Whether Hydra's own launcher trains the jobs, one after another in this process."""
+        return bool(self.master.hydra.launcher._target_ == _BASIC_LAUNCHER)
 
     @property
     def params(self) -> dict[str, Any]:

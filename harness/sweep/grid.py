@@ -78,6 +78,11 @@ def named(line: CommandLine) -> tuple[CommandLine, Path]:
     return line, sweep.folder
 
 
+def trains_here(line: CommandLine) -> bool:
+    """Whether the command line's jobs are trained by this process, not by those that a launcher starts."""
+    return _opened(line)[1].is_launched_here
+
+
 def grid_of(line: CommandLine) -> Grid | None:
     """Every job of the command line; None where another sweeper than Hydra's basic one decides what to run.
 

@@ -101,6 +101,12 @@ def claimed(folder: Path, sha256: str) -> Iterator[Owner | None]:
         lock.release()
 
 
+def working(folder: Path) -> set[int]:
+    """The pids of this machine's processes that hold the lock of a job in the sweep's `folder`."""
+    found = filter(None, (_read(path) for path in (folder / ".locks").glob("*.json")))
+    return {lock.process.pid for lock in found if lock.process is not None and lock.process.is_gone is False}
+
+
 class _Lock:
     """One process's wish for one lock."""
 

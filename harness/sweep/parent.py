@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
@@ -15,9 +17,10 @@ from harness.composition import composed_files, config_dir, register, to_datacla
 from harness.errors import EXIT_DONE, EXIT_STOPPED, UserError
 from harness.overrides import CommandLine, key_of, value_of
 from harness.script_words import reader_may_leave
-from harness.sweep import report, report_text
+from harness.sweep import report, report_text, workers
 from harness.sweep.board import Board
-from harness.sweep.grid import grid_of, named
+from harness.sweep.forwarding import forwarding
+from harness.sweep.grid import grid_of, named, trains_here
 from harness.sweep.job import Ended, refuse, run_job
 from harness.sweep.states import STOPPED
 
@@ -42,7 +45,7 @@ def main(line: CommandLine) -> None:
             raise SystemExit(check_grid(grid))
     board = Board(folder, None if grid is None else grid.labels)
     try:
-        with board.watching():
+        with board.watching(), nullcontext() if trains_here(line) else forwarding(folder):
             _hydra(line)
     except SystemExit as stop:
         if stop.code == EXIT_STOPPED:  # who stops a sweep does not wait for a report
@@ -70,6 +73,8 @@ def _hydra(line: CommandLine) -> None:
 
 def task(cfg: DictConfig) -> float:
     """One job, in the process that a launcher chose; what it returns is a sweeper's objective."""
+    if workers.is_one():
+        return workers.in_turn(functools.partial(run_composed, cfg)).objective
     ended = run_composed(cfg)
     if ended.state == STOPPED:
         raise SystemExit(EXIT_STOPPED)

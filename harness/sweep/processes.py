@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,7 @@ class Process:
         stat = _stat(self.pid)
         if stat is None or self.start is None:
             return None
-        state, start = stat
-        return state in "ZX" or start != self.start
+        return not stat.is_running or stat.start != self.start
 
 
 def this_process() -> Process:
@@ -49,7 +49,7 @@ def this_process() -> Process:
     return Process(
         pid=pid,
         host=socket.gethostname(),
-        start=None if stat is None else stat[1],
+        start=None if stat is None else stat.start,
         boot_id=_text("/proc/sys/kernel/random/boot_id"),
         pid_namespace=_link("/proc/self/ns/pid"),
     )
@@ -70,13 +70,49 @@ def process_of(values: Any) -> Process | None:
     return process if 0 < process.pid < 2**31 else None
 
 
-def _stat(pid: int) -> tuple[str, int] | None:
-    """State and start of a process; None where /proc does not show it."""
+def descendants(pid: int) -> set[int]:
+    """The living processes that `pid` started, and those that they started; empty without /proc."""
+    children: dict[int, list[int]] = {}
+    with contextlib.suppress(OSError):
+        for other in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            if (stat := _stat(other)) is not None and stat.is_running:
+                children.setdefault(stat.parent, []).append(other)
+    found: set[int] = set()
+    new = [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, [])]
+        found.update(new)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether /proc shows a process of this pid that has not ended."""
+    stat = _stat(pid)
+    return stat is not None and stat.is_running
+
+
+def command_of(pid: int) -> str:
+    """The words of a process, each ended by a zero byte; empty where it is gone."""
+    return _text(f"/proc/{pid}/cmdline") or ""
+
+
+class _Stat(NamedTuple):
+    state: str
+    parent: int
+    start: int
+
+    @property
+    def is_running(self) -> bool:
+        return self.state not in "ZX"
+
+
+def _stat(pid: int) -> _Stat | None:
+    """What /proc says of a process; None where it shows none."""
     text = _text(f"/proc/{pid}/stat")
     if text is None:
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may hold anything
-    return fields[0], int(fields[19])
+    return _Stat(fields[0], int(fields[1]), int(fields[19]))
 
 
 def _text(path: str) -> str | None:
