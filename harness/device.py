@@ -40,6 +40,8 @@ def select_device(name: str) -> torch.device:
         raise UserError(
             f"device={name}: torch sees {torch.cuda.device_count()} CUDA devices. Use device=auto."
         )
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # or pinned memory and the like would take memory of the first one
     return device
 
 

@@ -76,6 +76,8 @@ def reword(message: str, conf: Path, config_name: str, line: CommandLine) -> str
 
 
 def _hints(message: str, conf: Path, config_name: str, line: CommandLine) -> list[str]:
+    if "Could not find 'hydra/launcher/" in message:
+        return ["joblib and submitit are packages: pip install hydra-joblib-launcher hydra-submitit-launcher"]
     option = re.search(r"Could not find '([^'/]+)/([^']+)'", message)
     if option:
         group, name = option.groups()

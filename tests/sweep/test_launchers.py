@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from harness.errors import UserError
 from harness.overrides import split
 from harness.sweep.composing import open_sweep
-from harness.sweep.grid import trains_here
+from harness.sweep.grid import grid_of, trains_here
 from harness.sweep.processes import command_of
 from tests.helpers_cli import TINY, make_root
 from tests.helpers_runs import ROOT, snapshot, train_py
@@ -167,3 +168,8 @@ def test_only_hydras_own_launcher_trains_in_the_process_that_was_started() -> No
     assert trains_here(split(["-m", "seed=0,1"]))
     for launcher in ("joblib", "submitit_local"):
         assert not trains_here(split(["-m", "seed=0,1", f"hydra/launcher={launcher}"]))
+
+
+def test_a_launcher_that_is_not_installed_is_refused_with_the_command_that_installs_it() -> None:
+    with pytest.raises(UserError, match="pip install hydra-joblib-launcher hydra-submitit-launcher"):
+        grid_of(split(["-m", "seed=0,1", "hydra/launcher=absent"]))
