@@ -96,7 +96,8 @@ def _entry(record: Record, state: JobState, swept: list[str], tokens: int | None
     reason = state.reason or "; ".join(record.faults) or _diverged(record)
     value = values[metric]
     if state.state == DONE and not reason and (value is None or not math.isfinite(value)):
-        reason = f"it has no {metric}"
+        later = tokens is not None and any(one.tokens > tokens for one in record.metrics.evaluations)
+        reason = f"it has no {metric}{f' of its first {tokens:,} tokens' if later else ''}"
     return Entry(
         path=record.path,
         state=state.state,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.errors import UserError
 from harness.sweep.comparison import Point
 from harness.tracking.jsonl import read_rows
 
@@ -47,13 +48,18 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """The metrics in the file `path`. Raises `UserError` where a line is no row, `OSError`."""
+    """The metrics in the file `path`. Raises `UserError` where a line is no row or counts back, `OSError`."""
     train: list[Point] = []
     judged: list[dict[str, Any]] = []
     step, tokens, seconds, waited_s = 0, 0, 0.0, 0.0
     for row in read_rows(path):
         if type(row.get("tokens")) is not int or "step" not in row:
             continue
+        if row["tokens"] < max(tokens, judged[-1]["tokens"] if judged else 0):
+            raise UserError(
+                f"{path}: step {row['step']} is after {row['tokens']:,} tokens, and a row before it after "
+                "more: which results are at equal tokens cannot be told"
+            )
         if "val_loss" in row:
             judged.append(row)
             continue

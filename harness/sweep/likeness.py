@@ -61,7 +61,7 @@ def uneven(records: Sequence[Record], tokens: int | None) -> list[str]:
     """What is uneven about a comparison after `tokens` tokens: evaluations apart, unfinished schedules."""
     if tokens is None:
         return []
-    notes = []
+    notes = _branches(records)
     apart = [
         (record, found.tokens)
         for record in records
@@ -84,6 +84,19 @@ def uneven(records: Sequence[Record], tokens: int | None) -> list[str]:
             "end of a run of equal budget"
         )
     return notes
+
+
+def _branches(records: Sequence[Record]) -> list[str]:
+    """The settings that a report shows are those of a branch's own steps."""
+    parents = [(record, record.status.get("parent")) for record in records]
+    branches = [(record, parent) for record, parent in parents if isinstance(parent, dict)]
+    if not branches:
+        return []
+    record, parent = branches[0]
+    return [
+        f"{len(branches)} of {len(records)} runs began as a branch of another ({record.path.name} at step "
+        f"{parent.get('step')}): the steps before count, and were trained with that run's settings"
+    ]
 
 
 def _differing(

@@ -45,10 +45,19 @@ def text(comparison: Comparison) -> str:
 
 
 def word(value: Any) -> str:
-    """A swept value as on the command line."""
+    """A swept value as on the command line, with all of its digits."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _words(values: Sequence[Any]) -> list[str]:
+    """As `word`, numbers with six digits where those tell all of them apart."""
+    full = [word(value) for value in values]
+    short = [
+        f"{value:g}" if isinstance(value, float) else text for value, text in zip(values, full, strict=True)
+    ]
+    return short if len(set(short)) == len(set(full)) else full
 
 
 def _heading(comparison: Comparison) -> list[str]:
@@ -92,7 +101,7 @@ def _table(comparison: Comparison) -> list[str]:
 def _key_columns(groups: list[Group]) -> list[list[str]]:
     """The swept keys by their dotted names; by their last parts where those are too wide."""
     keys = list(groups[0].keys)
-    cells = {key: [_cut(word(group.keys[key])) for group in groups] for key in keys}
+    cells = {key: [_cut(text) for text in _words([group.keys[key] for group in groups])] for key in keys}
     columns = [_column(key, cells[key]) for key in keys]
     short = [key.rpartition(".")[2] for key in keys]
     if _width(columns) <= _WIDEST_KEYS or len(set(short)) < len(keys):
@@ -137,7 +146,9 @@ def _marks(comparison: Comparison) -> list[str]:
     groups, lines = comparison.groups, []
     noise = pooled([[entry.values[comparison.metric] or 0.0 for entry in g.entries] for g in groups])
     if groups and noise is None:
-        lines.append("one seed each: how much a seed changes is not known, so nothing is marked (seed=0,1,2)")
+        lines.append(
+            "one seed each: how much a seed changes is not known, so a difference may be noise (seed=0,1,2)"
+        )
     if noise is not None:
         lines.append(
             "+- 95 % interval of the mean over a group's seeds (Student's t); one seed's standard deviation "
@@ -182,4 +193,6 @@ def _best(comparison: Comparison) -> list[str]:
     best = comparison.best
     if best is None or not best.command:
         return []
-    return [f"the best job, {comparison.metric} {best.values[comparison.metric]:.4f}:", f"  {best.command}"]
+    of = "" if comparison.groups[0].seeds == 1 else " of the best group"
+    result = f"{comparison.metric} {best.values[comparison.metric]:.4f}"
+    return [f"the best job{of}, {result}:", f"  {best.command}"]

@@ -45,8 +45,10 @@ def read_state(path: Path | None) -> JobState:
         state = DIED
     if state == DONE and status.get("reason"):  # a done job that may not be counted, job.py says why
         state = FAILED
+    if state not in (DONE, RUNNING, STOPPED, FAILED, DIED):
+        state = FAILED
     return JobState(
-        state if state in (DONE, RUNNING, STOPPED, FAILED, DIED) else FAILED,
+        state,
         _whole(status.get("step")),
         _whole(resumed),
         _reason(status, state),

@@ -84,9 +84,10 @@ def _count(key: str, whole: list[dict[str, Any]], partial: list[dict[str, Any]])
 
 
 def _have_other_data(whole: list[dict[str, Any]], swept: set[str]) -> bool:
-    """Whether runs that are equal in all swept keys were trained on different data."""
+    """Whether runs that are equal in all swept keys were trained on different data, as far as it is known."""
     keys = sorted(swept - {SEED})
-    pairs = {(_hashable([values.get(key) for key in keys]), values.get(DATA)) for values in whole}
+    known = [values for values in whole if DATA in values]
+    pairs = {(_hashable([values.get(key) for key in keys]), values[DATA]) for values in known}
     return len(pairs) > len({settings for settings, _ in pairs})
 
 

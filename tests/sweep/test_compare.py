@@ -19,7 +19,7 @@ from harness.files import write_json
 from harness.sweep.compare import compare, find_runs
 from harness.sweep.comparison import Comparison, Entry
 from harness.sweep.statistics import t_quantile
-from harness.tracking.jsonl import read_rows
+from harness.tracking.jsonl import encode_row, read_rows
 from tests.helpers_reports import make_template, write_job
 from tests.helpers_runs import run, tiny_config, write_text_set
 
@@ -391,6 +391,41 @@ def test_metrics_that_lack_the_end_do_not_pull_the_others_back(three: Path, tmp_
     result = compare(folder)
     assert result.equal_tokens == 768
     assert entry(result, "1").reason == "metrics.jsonl has no evaluation after step 5, the run is at 12"
+
+
+@pytest.mark.parametrize("step", [5, 12])
+@pytest.mark.parametrize("tokens", [-5, 0])
+def test_rows_that_count_back_do_not_pull_the_others_back(
+    three: Path, tmp_path: Path, step: int, tokens: int
+) -> None:
+    folder = Path(shutil.copytree(three, tmp_path / "sweep"))
+    file = folder / "1" / "metrics.jsonl"
+    rows = [row | ({"tokens": tokens} if row["step"] == step else {}) for row in read_rows(file)]
+    file.write_bytes(b"".join(map(encode_row, rows)))
+    result = compare(folder)
+    assert result.equal_tokens == 768
+    said = f"metrics.jsonl is damaged: step {step} is after {tokens} tokens, and a row before it after more"
+    assert entry(result, "1").reason.startswith(said)
+
+
+def test_a_manifest_that_is_lost_is_no_other_data(three: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(three, tmp_path / "sweep"))
+    (folder / "1" / "manifest.json").unlink()
+    result = compare(folder)
+    assert (result.swept, [group.seeds for group in result.groups]) == (["seed"], [3])
+
+
+def test_a_state_that_is_none_is_a_failure_that_nobody_gave_a_reason_for(three: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(three, tmp_path / "sweep"))
+    change(folder / "1" / "status.json", state=5)
+    found = entry(compare(folder), "1")
+    assert (found.state, found.reason) == ("failed", "error: status.json does not say why")
+
+
+def test_a_branch_is_named_and_where_it_began(three: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(three, tmp_path / "sweep"))
+    change(folder / "1" / "status.json", parent={"path": "elsewhere", "step": 4})
+    assert any("1 of 3 runs began as a branch of another (1 at step 4)" in n for n in compare(folder).notes)
 
 
 @settings(max_examples=30, deadline=None)

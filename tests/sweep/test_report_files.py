@@ -64,7 +64,7 @@ def test_the_table_fits_a_terminal_and_says_what_its_marks_mean(comparison: Comp
     assert "n_layer-3_seed-1: diverged: val_loss is nan at step 12" in others
     assert "failed" in others
     assert "bad: error: RuntimeError: é" in others
-    assert best.splitlines()[0] == "the best job, val_loss 2.0000:"
+    assert best.splitlines()[0] == "the best job of the best group, val_loss 2.0000:"
     assert shlex.split(best.splitlines()[1])[2:] == ["model.n_layer=1", "seed=0"]
 
 
@@ -107,6 +107,17 @@ def test_csv_has_every_job_and_figure_in_full(comparison: Comparison) -> None:
     assert float(first["interval_95"]) == comparison.groups[0].half_width
     assert (alone["model.n_layer"], alone["seeds"], alone["interval_95"]) == ("3", "1", "")
     assert {row["mean"] for row in rows[5:]} == {""}
+
+
+def test_values_that_differ_in_a_late_digit_are_told_apart(sweep: Path, tmp_path: Path) -> None:
+    for lr in ("0.0012345678", "0.0012345679"):
+        write_job(sweep.parent / "template", tmp_path / lr, [f"optimizer.lr={lr}"])
+    result = compare(tmp_path)
+    table = text(result).split("\n\n")[1]
+    rows = csv.DictReader(io.StringIO(csv_text(result)))
+    assert {row["optimizer.lr"] for row in rows} == {"0.0012345678", "0.0012345679"}
+    assert "0.0012345678" in table
+    assert "0.0012345679" in table
 
 
 def _report(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -65,9 +65,10 @@ function noise() {
 function bestCommand() {
   const best = data.best === null ? null : entries[data.best];
   if (!best) return null;
+  const several = bestGroup && bestGroup.entries.length > 1;
   return section('command', entries.length > 1 ? 'The best job again' : 'The job again',
     best.command ? el('div', { class: 'command' }, el('code', {}, best.command), copyButton(best.command, 'Copy', 'Copy the command of the best job')) : null,
-    el('p', { class: 'soft small' }, `${data.metric} ${show(data.metric, best.values[data.metric])}; its directory: `, el('code', {}, best.path)));
+    el('p', { class: 'soft small' }, `${data.metric} ${show(data.metric, best.values[data.metric])}${several ? ', the lowest of the best setting’s seeds' : ''}; its directory: `, el('code', {}, best.path)));
 }
 
 document.getElementById('page').replaceChildren(...[
