@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -51,8 +52,9 @@ class Board:
     def look(self) -> list[_Line]:
         """Every job as it is now."""
         lines = self._lines if self._lines is not None else _found(self.folder)
+        hashes = _hashes(self.folder)
         for line in lines:
-            if line.path is None and line.sha256 is not None:
+            if line.path is None and line.sha256 is not None and line.sha256.startswith(hashes):
                 line.path = find_job(self.folder, line.sha256)
             if line.state.state != DONE and (line.path is not None or line.sha256 is not None):
                 line.state = read_state(line.path)
@@ -116,6 +118,14 @@ class Board:
     def _is_of_now(self, line: _Line) -> bool:
         """Whether the state is no leaving of an earlier launch."""
         return line.state.state in (DONE, RUNNING) or line.state.started >= self.started
+
+
+def _hashes(folder: Path) -> tuple[str, ...]:
+    """What the names in the sweep's folder end with: one listing for all jobs that have no directory yet."""
+    try:
+        return tuple({name.rpartition("-")[2] for name in os.listdir(folder)} - {""})
+    except OSError:
+        return ()
 
 
 def _found(folder: Path) -> list[_Line]:
