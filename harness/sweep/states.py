@@ -67,8 +67,10 @@ def _reason(status: dict[str, Any], state: Any) -> str:
     if state != FAILED:
         return ""
     word, text = status.get("reason") or "error", str(status.get("error") or "").strip()
-    first = text.splitlines()[0] if text else "status.json does not say why"
-    return f"{word}: {first.removeprefix('UserError: ').removeprefix('RunFailed: ')}"
+    first, *rest = text.splitlines() or ["status.json does not say why"]
+    if first.endswith(":"):  # what it is lies in the lines of a list
+        first += " " + "; ".join(line.strip(" -") for line in rest if line.lstrip().startswith("- "))
+    return f"{word}: {first.removeprefix('UserError: ').removeprefix('RunFailed: ').rstrip()}"
 
 
 def _is_alive(status: dict[str, Any]) -> bool:

@@ -422,6 +422,13 @@ def test_a_state_that_is_none_is_a_failure_that_nobody_gave_a_reason_for(three: 
     assert (found.state, found.reason) == ("failed", "error: status.json does not say why")
 
 
+def test_a_reason_that_is_a_list_is_told_whole(three: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(three, tmp_path / "sweep"))
+    error = "UserError: the set is another:\n  - dtype: a, b\n  - tokens: 1, 2\nTo mend it: ..."
+    change(folder / "1" / "status.json", state="failed", reason="user", error=error)
+    assert entry(compare(folder), "1").reason == "user: the set is another: dtype: a, b; tokens: 1, 2"
+
+
 def test_a_branch_is_named_and_where_it_began(three: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(three, tmp_path / "sweep"))
     change(folder / "1" / "status.json", parent={"path": "elsewhere", "step": 4})
