@@ -62,10 +62,11 @@ def _runs_below(path: Path, depth: int) -> list[Path]:
     if not depth:
         return []
     try:
-        names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+        names = sorted(os.listdir(path))
     except OSError:
         return []
-    return [run for name in names if name[0] != "." for run in _runs_below(path / name, depth - 1)]
+    folders = [path / name for name in names if name[0] != "." and (path / name).is_dir()]
+    return [run for folder in folders for run in _runs_below(folder, depth - 1)]
 
 
 def compare_records(name: str, records: Sequence[Record]) -> Comparison:

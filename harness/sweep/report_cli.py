@@ -44,18 +44,20 @@ def _main(words: list[str]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name
     comparison = compare(paths)
-    print(text(comparison))
     if output is None and len(paths) == 1 and not holds_a_run(paths[0]):
         output = paths[0]
-    if output is None:
-        print(f"\n--output DIR writes {CSV} and {HTML} as well")
-        return
     try:
-        write_files(comparison, output)
+        if output is not None:  # first: a reader of the table may leave, as `| head` does
+            write_files(comparison, output)
     except OSError as error:
+        print(text(comparison))
         print(f"error: {error.filename}: {error.strerror}. --output DIR puts it elsewhere", file=sys.stderr)
         raise SystemExit(EXIT_FAILED) from None
-    print(f"\n{shown(output / CSV)}\n{shown(output / HTML)}")
+    print(text(comparison))
+    if output is None:
+        print(f"\n--output DIR writes {CSV} and {HTML} as well")
+    else:
+        print(f"\n{shown(output / CSV)}\n{shown(output / HTML)}")
 
 
 def _parsed(words: list[str]) -> tuple[list[Path], Path | None]:

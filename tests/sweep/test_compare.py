@@ -462,6 +462,13 @@ def test_runs_are_found_below_a_folder_and_each_once(template: Path, tmp_path: P
     assert find_runs([days[1], runs]) == [days[1], days[0]]
 
 
+def test_a_link_that_leads_nowhere_hides_no_run(three: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for name, target in {"0": three / "0", "1": three / "1", "loop": Path("loop"), "gone": Path("x")}.items():
+        (tmp_path / "runs" / name).symlink_to(target)
+    assert {e.path.name for e in compare(tmp_path / "runs").entries} == {"0", "1"}
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("none", "does not exist"), ("file", "is no folder"), ("empty", "no run")]
 )

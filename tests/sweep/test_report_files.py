@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.files import write_json
-from harness.sweep import report_cli
+from harness.sweep import report_cli, report_text
 from harness.sweep.compare import compare
 from harness.sweep.comparison import Comparison
 from harness.sweep.report import write_report
@@ -164,6 +164,15 @@ def test_what_cannot_be_compared_is_exit_code_2_in_words(
 ) -> None:
     assert _report(monkeypatch, *words) == 2
     assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
+def test_the_files_are_there_before_a_reader_of_the_table_may_leave(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / "report.html"
+    monkeypatch.setattr(report_text, "text", lambda comparison: f"written: {file.exists()}")
+    assert _report(monkeypatch, str(sweep), "--output", str(file.parent)) == 0
+    assert capsys.readouterr().out.startswith("written: True")
 
 
 def test_a_folder_that_cannot_be_written_costs_the_files_and_not_the_table(
