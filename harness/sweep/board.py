@@ -49,14 +49,17 @@ class Board:
         if labels is not None:
             self._lines = [_Line(label, sha256) for sha256, label in labels.items()]
 
-    def look(self) -> list[_Line]:
-        """Every job as it is now."""
+    def look(self, *, anew: bool = False) -> list[_Line]:
+        """Every job as it is now.
+
+        One that was done is read once more only `anew`: its launch may have found that it no longer fits.
+        """
         lines = self._lines if self._lines is not None else _found(self.folder)
         hashes = _hashes(self.folder)
         for line in lines:
             if line.path is None and line.sha256 is not None and line.sha256.startswith(hashes):
                 line.path = find_job(self.folder, line.sha256)
-            if line.state.state != DONE and (line.path is not None or line.sha256 is not None):
+            if (anew or line.state.state != DONE) and (line.path is not None or line.sha256 is not None):
                 line.state = read_state(line.path)
         return lines
 
@@ -71,7 +74,7 @@ class Board:
 
     def table(self) -> str:
         """A line for each job, and their counts; of a large sweep only those that are not done."""
-        lines = self.look()
+        lines = self.look(anew=True)
         is_large = len(lines) > _MOST_LINES
         shown = [(i, line) for i, line in enumerate(lines) if not (is_large and line.state.state == DONE)]
         width = max((len(line.label) for _, line in shown), default=0)
@@ -84,7 +87,7 @@ class Board:
         What a sweeper looked for in an earlier launch does not count.
         """
         has_grid = self._lines is not None
-        states = {line.state.state for line in self.look() if has_grid or self._is_of_now(line)}
+        states = {line.state.state for line in self.look(anew=True) if has_grid or self._is_of_now(line)}
         if states <= {DONE}:
             return EXIT_DONE
         return EXIT_FAILED if states & {FAILED, DIED} else EXIT_STOPPED

@@ -17,6 +17,11 @@ from harness.sweep.identity import telling
 
 def since_done(config: TrainConfig, path: Path) -> tuple[str | None, str | None]:
     """What has changed since the job `config` in `path` was done, a word and an error; None: nothing."""
+    if not (path / "metrics.jsonl").is_file():
+        return "lost_results", (
+            f"{shown(path)} is done, but its metrics.jsonl is gone: nothing says what it has reached. Put "
+            "the file back, or move the job's folder away, and the job is trained again"
+        )
     if (error := _other_settings(config, path)) is not None:
         return "other_settings", error
     if (error := _other_data(config, path)) is not None:

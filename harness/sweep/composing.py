@@ -86,6 +86,13 @@ class SweepConfig:
         """`hydra.sweep.dir`, which follows from the sweep's name."""
         return Path(self.master.hydra.sweep.dir).absolute()
 
+    @property
+    def subdir(self) -> str:
+        """`hydra.sweep.subdir` as it is written: it may follow from what only a job has."""
+        node = OmegaConf.to_container(self.master.hydra.sweep, resolve=False)
+        assert isinstance(node, dict)
+        return str(node["subdir"])
+
     def say(self, name: str, words: list[str]) -> None:
         """As if the command line ended with `words`, of which one names the sweep."""
         self.master.sweep.name = name
@@ -105,6 +112,11 @@ class SweepConfig:
         with open_dict(cfg):
             cfg.hydra.job.id = cfg.hydra.job.num = index
         HydraConfig.instance().set_config(cfg)
+        if (folder := Path(cfg.hydra.sweep.dir).absolute()) != self.folder:
+            raise UserError(
+                f"hydra.sweep.dir is {folder} for a job and {self.folder} for the sweep: its jobs would lie "
+                "apart, and be neither found again nor compared. Give it one value for all of them"
+            )
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
         config = to_dataclass(cfg)

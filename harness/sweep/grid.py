@@ -111,6 +111,7 @@ def _opened(line: CommandLine) -> tuple[CommandLine, composing.SweepConfig]:
     except composing.NotComposed as error:
         raise UserError(impossible.reworded_shared(error, line)) from None
     _check_keys(overrides)
+    _check_subdir(sweep.subdir)
     name = _name(sweep, overrides) if sweep.name is None else sweep.name
     sweep_words.check_name(name)
     words = [] if sweep.name is not None else [f"sweep.name={name}"]
@@ -148,6 +149,16 @@ def _check_keys(overrides: list[Override]) -> None:
                 f"{word.input_line}: nothing that is trained follows from {key}, so its values would make "
                 f"one and the same job. Give it one value{_INSTEAD.get(key, '')}"
             )
+
+
+def _check_subdir(subdir: str) -> None:
+    """Raise `UserError` where jobs would lie where neither another launch nor the report looks for them."""
+    if os.path.normpath(subdir) != ".":
+        raise UserError(
+            f"hydra.sweep.subdir={subdir} cannot be chosen: it is . so that every launch finds the jobs of "
+            "the others, each in a folder of its own by what it is. Leave it out; hydra.sweep.dir=FOLDER "
+            "moves the whole sweep"
+        )
 
 
 def _swept(overrides: list[Override]) -> list[str]:

@@ -27,7 +27,7 @@ from harness.sweep import changed
 from harness.sweep.devices import device_for
 from harness.sweep.identity import JOB_FILE, identity, place_for
 from harness.sweep.lock import Owner, claimed
-from harness.sweep.states import DONE, FAILED, STOPPED
+from harness.sweep.states import DONE, FAILED, STOPPED, read_state
 from harness.tracking.jsonl import loss_after
 
 log = logging.getLogger("harness")
@@ -66,7 +66,7 @@ def run_job(config: TrainConfig, folder: Path, words: list[str], composed: dict[
         try:
             return _run(config, folder, path, sha256, words, composed)
         except Exception as error:
-            _record(path, error, recorded=_raw_status(path) != before)
+            _record(path, error, recorded=_raw_status(path) != before and read_state(path).state == FAILED)
             return Ended(path, FAILED, exit_code=failure.exit_code(error))
 
 
@@ -150,7 +150,7 @@ def _record(path: Path, error: Exception, *, recorded: bool) -> None:
         return
     path.mkdir(parents=True, exist_ok=True)
     step = run_dir.read_status(path).get("step")
-    with run_dir.log_file(path):
-        status = run_dir.Status(path / "status.json", step=step if type(step) is int else 0)
-        status.update(state=FAILED, phase="end", **failure.fields(error))
+    status = run_dir.Status(path / "status.json", step=step if type(step) is int else 0)
+    status.update(state=FAILED, phase="end", **failure.fields(error))
+    with contextlib.suppress(OSError), run_dir.log_file(path):
         logging.getLogger("harness.file").error("%s", "".join(traceback.format_exception(error)))

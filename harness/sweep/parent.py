@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import sys
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from harness.commands import shown
 from harness.composition import composed_files, config_dir, register, to_dataclass
-from harness.errors import EXIT_DONE, EXIT_STOPPED, UserError
+from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UserError
 from harness.overrides import CommandLine, key_of, value_of
 from harness.script_words import reader_may_leave
 from harness.sweep import report, report_text, workers
@@ -43,7 +45,9 @@ def main(line: CommandLine) -> None:
 
         with reader_may_leave():
             raise SystemExit(check_grid(grid))
+    _check_folder(folder)
     board = Board(folder, None if grid is None else grid.labels)
+    ended_well = True
     try:
         with board.watching(), nullcontext() if trains_here(line) else forwarding(folder):
             _hydra(line)
@@ -51,10 +55,29 @@ def main(line: CommandLine) -> None:
         if stop.code == EXIT_STOPPED:  # who stops a sweep does not wait for a report
             print(board.table(), flush=True)
             raise
+        ended_well = stop.code in (None, EXIT_DONE)  # else Hydra, a sweeper or a launcher has failed
     print(board.table(), flush=True)
     _report(folder)
-    if (code := board.exit_code()) != EXIT_DONE:
+    code = board.exit_code()
+    if not ended_well and code != EXIT_FAILED:  # the same command would fail again, whatever its jobs are
+        code = EXIT_FAILED
+    if code != EXIT_DONE:
         raise SystemExit(code)
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the sweep's folder; `UserError` where it cannot be made or written to."""
+    try:
+        place = folder / ".locks"
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{shown(folder)}, the sweep's folder, cannot be made or written to ({error.filename}: "
+            f"{error.strerror}): no job could keep what it has trained. Remove what is in the way, or choose "
+            "another folder: sweep.name=NAME, or hydra.sweep.dir=FOLDER"
+        ) from None
 
 
 def _report(folder: Path) -> None:

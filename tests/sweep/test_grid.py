@@ -198,6 +198,9 @@ def test_jobs_that_are_one_are_trained_once_and_said(conf: Path) -> None:
         (["resume=a,b"], "cannot be part of a sweep"),
         (["seed=1,2", "resume=auto"], "cannot be part of a sweep"),
         (["sweep.name=a/b", "seed=1,2"], "must be the name of one folder"),
+        (["seed=1,2", "hydra.sweep.subdir=x"], "hydra.sweep.subdir=x cannot be chosen"),
+        (["seed=1,2", "hydra.sweep.subdir=${hydra.job.num}"], "hydra.sweep.subdir=${hydra.job.num} cannot"),
+        (["seed=0,1", "hydra.sweep.dir=out/${seed}"], "would lie apart"),
         (["--config-dir", "nowhere", "seed=1,2"], "there is no folder"),
     ],
 )

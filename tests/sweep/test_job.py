@@ -126,6 +126,27 @@ def test_a_job_that_was_trained_on_by_hand_is_no_result_of_the_sweep(data: Path,
     assert "trainer.max_steps=8 (the sweep: 4)" in read_state(path).reason
 
 
+def test_a_done_job_whose_results_are_lost_is_no_done_job(data: Path, tmp_path: Path) -> None:
+    config = small(data, trainer__max_steps=4)
+    path = job(config, tmp_path).path
+    assert path is not None
+    (path / "metrics.jsonl").rename(path / "kept")
+    assert job(config, tmp_path) == Ended(path, "failed", exit_code=2)
+    assert "metrics.jsonl is gone" in read_state(path).reason
+    (path / "kept").rename(path / "metrics.jsonl")
+    assert job(config, tmp_path).state == "done"
+
+
+def test_a_failure_is_in_the_status_also_where_the_log_cannot_be_written(data: Path, tmp_path: Path) -> None:
+    config = small(data, trainer__max_steps=4)
+    path = tmp_path / f"any-{identity(config)[:8]}"
+    (path / "train.log").mkdir(parents=True)
+    assert job(config, tmp_path).state == "failed"
+    assert "train.log" in read_state(path).reason
+    (path / "train.log").rmdir()
+    assert job(config, tmp_path).state == "done"
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "code"),
     [

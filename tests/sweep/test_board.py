@@ -1,0 +1,58 @@
+"""What a sweep exits with is how its jobs are at the end, and a sweep that cannot be kept is not begun."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UserError
+from harness.overrides import CommandLine
+from harness.sweep import parent
+from harness.sweep.board import Board
+
+SHA256 = "0123456789abcdef" * 4
+
+
+def job_directory(folder: Path, **status: object) -> Path:
+    path = folder / f"seed-0-{SHA256[:8]}"
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "status.json").write_text(json.dumps({"state": "done", "step": 4, **status}))
+    return path
+
+
+def test_a_done_job_that_is_found_to_fit_no_more_ends_the_sweep_with_1(tmp_path: Path) -> None:
+    job_directory(tmp_path)
+    board = Board(tmp_path, {SHA256: "seed=0"})
+    with board.watching():
+        assert board.exit_code() == 0
+        job_directory(tmp_path, reason="other_data", error="other data now")
+    assert "seed=0  failed at step 4: other_data: other data now" in board.table()
+    assert board.exit_code() == 1
+
+
+@pytest.mark.parametrize("in_the_way", ["multirun", "multirun/seed", "multirun/seed/.locks"])
+def test_a_sweep_whose_folder_cannot_be_written_is_refused_before_its_first_job(
+    in_the_way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / in_the_way
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    with pytest.raises(UserError, match="cannot be made or written to"):
+        parent.main(CommandLine(["-m"], ["seed=0,1"]))
+    assert file.read_bytes() == b""
+
+
+def test_a_sweep_that_its_launcher_fails_is_not_one_to_run_again_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    (tmp_path / "multirun" / "seed" / "multirun.yaml").mkdir(parents=True)  # a file that Hydra writes first
+    with pytest.raises(SystemExit) as ended:
+        parent.main(CommandLine(["-m"], ["seed=0,1"]))
+    assert ended.value.code == 1
+    assert "0 of 2 done, 2 waiting" in capsys.readouterr().out
