@@ -42,6 +42,7 @@ from harness.model import parameter_count
 from harness.peak_memory import PeakMemory
 from harness.preemption import TRACKER_SECONDS, StopRequest, listening
 from harness.start import Plan
+from harness.sweep.identity import JOB_FILE
 from harness.tracking import TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
 from harness.trainer import Run, data_chain, train
@@ -258,4 +259,6 @@ def _say_goodbye(run: Run, stopped_by: str | None) -> None:
     if stopped_by is not None:
         log.info("stopped by %s after step %d, which is saved. Go on: %s", stopped_by, step, again)
         return
-    log.info("done at step %d. Train on: %s trainer.max_steps=%d", step, again, 2 * step)
+    # Trained on where it lies, a sweep's job would be no result of the sweep any more.
+    elsewhere = " run.name=NEW_NAME" if (run.path / JOB_FILE).is_file() else ""
+    log.info("done at step %d. Train on: %s%s trainer.max_steps=%d", step, again, elsewhere, 2 * step)

@@ -172,7 +172,7 @@ def find_job(folder: Path, sha256: str) -> Path | None:
     """
     endings = tuple(f"-{sha256[:digits]}" for digits in (_HASH_DIGITS, _LONG_HASH_DIGITS))
     names = sorted(name for name in _names(folder) if name.endswith(endings))
-    known = {folder / name: _written_identity(folder / name) for name in names if (folder / name).is_dir()}
+    known = {folder / name: written_identity(folder / name) for name in names if (folder / name).is_dir()}
     for wanted in (sha256, None):
         for path, found in known.items():
             if found == wanted:
@@ -199,7 +199,7 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _written_identity(path: Path) -> str | None:
+def written_identity(path: Path) -> str | None:
     """What job.json says; None where it says nothing that could be one."""
     try:
         value = json.loads((path / JOB_FILE).read_bytes())["identity"]

@@ -25,7 +25,7 @@ from harness.errors import EXIT_USER, UserError
 from harness.files import write_json
 from harness.sweep import changed
 from harness.sweep.devices import device_for
-from harness.sweep.identity import JOB_FILE, identity, place_for
+from harness.sweep.identity import JOB_FILE, identity, place_for, written_identity
 from harness.sweep.lock import Owner, claimed
 from harness.sweep.states import DONE, FAILED, STOPPED, read_state
 from harness.tracking.jsonl import loss_after
@@ -75,6 +75,8 @@ def _run(
 ) -> Ended:
     status = run_dir.read_status(path)
     if status.get("state") == DONE:
+        if written_identity(path) is None:  # without it reports leave the job out
+            _write_job_file(config, path, sha256, words)
         reason, error = changed.since_done(config, path)
         if error != status.get("error"):  # beside its state, so that what it has reached stays
             write_json(path / "status.json", status | {"error": error, "reason": reason})
@@ -85,7 +87,7 @@ def _run(
         log.info("done already, validation loss %.4f: %s", objective, shown(path))
         return Ended(path, DONE, objective)
     path.mkdir(parents=True, exist_ok=True)
-    write_json(path / JOB_FILE, {"identity": sha256, "name": config.sweep.name, "words": words})
+    _write_job_file(config, path, sha256, words)
     from harness.launch import launch
 
     try:
@@ -96,6 +98,10 @@ def _run(
     if outcome.stopped:
         return Ended(path, STOPPED)
     return Ended(path, DONE, _finite(outcome.val_loss))
+
+
+def _write_job_file(config: TrainConfig, path: Path, sha256: str, words: list[str]) -> None:
+    write_json(path / JOB_FILE, {"identity": sha256, "name": config.sweep.name, "words": words})
 
 
 def refuse(folder: Path, words: list[str], error: UserError) -> Ended:

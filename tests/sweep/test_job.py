@@ -137,6 +137,20 @@ def test_a_done_job_whose_results_are_lost_is_no_done_job(data: Path, tmp_path: 
     assert job(config, tmp_path).state == "done"
 
 
+def test_a_done_job_says_again_what_it_is_where_that_was_lost(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "harness")
+    config = small(data, trainer__max_steps=4)
+    path = job(config, tmp_path).path
+    assert path is not None
+    assert f"resume={path} run.name=NEW_NAME trainer.max_steps=8" in caplog.text
+    said = (path / "job.json").read_bytes()
+    (path / "job.json").write_text("{")
+    assert job(config, tmp_path).state == "done"
+    assert (path / "job.json").read_bytes() == said
+
+
 def test_a_failure_is_in_the_status_also_where_the_log_cannot_be_written(data: Path, tmp_path: Path) -> None:
     config = small(data, trainer__max_steps=4)
     path = tmp_path / f"any-{identity(config)[:8]}"
