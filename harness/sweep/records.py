@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from harness import growth, run_dir
-from harness.config_record import flatten
+from harness.config import TrainConfig
+from harness.config_groups import GROUPS
+from harness.config_record import flatten, to_dict
 from harness.errors import UserError
 from harness.sweep.curves import Metrics, read_metrics
 from harness.sweep.identity import JOB_FILE
@@ -77,7 +79,7 @@ def read_record(path: Path) -> Record:
     ended = status.get("state") == "done"
     record = Record(
         path=path,
-        config=read("config.yaml", read_config, nothing, needed=ended),
+        config=read("config.yaml", _read_resolved, nothing, needed=ended),
         words=read(".hydra/overrides.yaml", _words, words, needed=False),
         status=status,
         summary=read("summary.json", _json, nothing, needed=False),
@@ -98,6 +100,23 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not values:
         raise ValueError(f"it must hold keys, not {values!r:.80}")
     return dict(flatten(values))
+
+
+def _read_resolved(path: Path) -> dict[str, Any]:
+    """A run's resolved configuration; a key that its version did not have is at its default."""
+    values = read_config(path)
+    options = tuple(str(values.get(f"{group}.name")) for group in GROUPS)
+    return _defaults(options) | values
+
+
+@functools.lru_cache(maxsize=256)
+def _defaults(options: tuple[str, ...]) -> dict[str, Any]:
+    """Every key at its default, where the groups are these options."""
+    config = TrainConfig()
+    for group, option in zip(GROUPS, options, strict=True):
+        if option in GROUPS[group]:
+            setattr(config, group, GROUPS[group][option]())
+    return dict(flatten(to_dict(config)))
 
 
 def read_composed(path: Path) -> dict[str, Any]:

@@ -82,6 +82,12 @@ def test_a_default_that_changed_between_runs_is_a_column_though_nobody_named_it(
     assert (result.name, [e.keys["trainer.grad_clip"] for e in result.entries]) == ("2 runs", [1.0, 0.5])
 
 
+def test_a_key_that_an_older_version_lacked_is_at_its_default(template: Path, tmp_path: Path) -> None:
+    jobs = [write_job(template, tmp_path / f"a{seed}", [f"seed={seed}"]) for seed in (0, 1)]
+    _edit(jobs[0] / "config.yaml", "  mmap: true\n", "")
+    assert compare(tmp_path).swept == ["seed"]
+
+
 def test_an_experiment_explains_what_it_sets_and_nothing_else(template: Path, tmp_path: Path) -> None:
     for name, clip in (("a", "1.0"), ("b", "0.5")):
         for seed in (0, 1):
