@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.composition import config_dir, register, to_dataclass
 from harness.config import TrainConfig
 from harness.errors import UserError
-from harness.overrides import CommandLine
+from harness.overrides import CommandLine, key_of
 
 _BASIC = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
 _BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__qualname__}"
@@ -117,11 +117,24 @@ class SweepConfig:
                 f"hydra.sweep.dir is {folder} for a job and {self.folder} for the sweep: its jobs would lie "
                 "apart, and be neither found again nor compared. Give it one value for all of them"
             )
+        self._refuse_inner_sweep(cfg, words)
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
         config = to_dataclass(cfg)
         assert isinstance(config, TrainConfig)
         return config
+
+    def _refuse_inner_sweep(self, cfg: DictConfig, words: list[str]) -> None:
+        """Raise `UserError` where the job's own experiment is a grid, which Hydra would pass over."""
+        given = {*map(key_of, self.params), *map(key_of, words)}
+        keys = [key for key in cfg.hydra.sweeper.get("params") or {} if key_of(key) not in given]
+        if keys:
+            choice = cfg.hydra.runtime.choices.get("experiment")
+            raise UserError(
+                f"experiment={choice} describes a sweep over {', '.join(keys)}, and as one of several "
+                f"experiments it would be a single job. Start it alone, -m experiment={choice}, or give each "
+                f"key its values: {' '.join(f'{key}=VALUES' for key in keys)}"
+            )
 
 
 def open_sweep(line: CommandLine) -> SweepConfig:

@@ -201,6 +201,10 @@ def test_jobs_that_are_one_are_trained_once_and_said(conf: Path) -> None:
         (["seed=1,2", "hydra.sweep.subdir=x"], "hydra.sweep.subdir=x cannot be chosen"),
         (["seed=1,2", "hydra.sweep.subdir=${hydra.job.num}"], "hydra.sweep.subdir=${hydra.job.num} cannot"),
         (["seed=0,1", "hydra.sweep.dir=out/${seed}"], "would lie apart"),
+        (
+            ["--config-dir", "own", "experiment=strides,quickstart"],
+            "a sweep over loader.stride, seed, and as",
+        ),
         (["--config-dir", "nowhere", "seed=1,2"], "there is no folder"),
     ],
 )
