@@ -83,6 +83,12 @@ def uneven(records: Sequence[Record], tokens: int | None) -> list[str]:
             "their schedule: a learning rate that was still high makes their loss look worse than at the "
             "end of a run of equal budget"
         )
+    bare = [record for record in records if record.summary.get("step") != record.status.get("step")]
+    if bare and len(bare) < len(records):
+        notes.append(
+            f"{len(bare)} of {len(records)} runs have no summary.json of their end ({bare[0].path.name}): "
+            "their tokens_per_s is that of their rows, a little higher without the time that logging takes"
+        )
     return notes
 
 

@@ -352,6 +352,14 @@ def test_a_summary_of_an_earlier_stop_says_nothing_of_a_run_that_went_on(
     assert 0 <= (values["data_wait_share"] or 0) <= 1
 
 
+def test_speeds_that_are_not_measured_alike_are_said(template: Path, tmp_path: Path) -> None:
+    jobs = [write_job(template, tmp_path / f"a{seed}", [f"seed={seed}"]) for seed in (0, 1)]
+    assert compare(tmp_path).notes == []
+    (jobs[1] / "summary.json").unlink()
+    (note,) = compare(tmp_path).notes
+    assert note.startswith("1 of 2 runs have no summary.json of their end (a1)")
+
+
 FILES = (
     "config.yaml",
     "status.json",
