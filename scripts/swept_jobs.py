@@ -58,6 +58,8 @@ def common_words(data: Path) -> list[str]:
         "trainer.max_steps": STEPS,
         "trainer.log_batch_hash": "true",
         "checkpoint.interval": INTERVAL,
+        "checkpoint.keep_last": 1,  # a stop saves a step of its own, which would be kept beside the others
+        "checkpoint.keep_best": "false",
         "evaluation.interval": 60,
         "evaluation.tokens": 64,
         "evaluation.sample_tokens": 0,
