@@ -113,7 +113,7 @@ def interrupted(
     check_end(course, sweep, interrupted=begun)
     if not ends:
         sweep.wrong.append("it ended each time before it was interrupted")
-    return f"interruptions: {ends}, half-done jobs then: {begun.total()}, done before the last: {len(left.done)}"
+    return f"interruptions: {ends}, half-done jobs: {begun.total()}, done before the last: {len(left.done)}"
 
 
 def trial_killed(course: Course) -> tuple[Sweep, str]:
