@@ -6,6 +6,7 @@ named by it and found by it, so a sweep that is started again finds what it has 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from harness.config import PATH_KEYS, TrainConfig, get, row_width, total_steps
+from harness.config import PATH_KEYS, TrainConfig, get, row_width, set_directory, total_steps
 from harness.config_record import flatten, to_dict
 from harness.overrides import key_of
 
@@ -92,6 +93,8 @@ def _meanings(config: TrainConfig) -> dict[str, Any]:
         "trainer.micro_batch_size": config.trainer.micro_batch_size or config.loader.batch_size,
         "schedule.total_steps": schedule_steps,
     }
+    if config.data.path == str(_default_set(config)):
+        meanings["data.path"] = None
     if config.schedule.warmup_steps is None:
         meanings["schedule.warmup_steps"] = schedule_steps // 20
     if hasattr(config.loader, "stride") and get(config, "loader.sampling") != "uniform":
@@ -99,6 +102,12 @@ def _meanings(config: TrainConfig) -> dict[str, Any]:
     if (width := row_width(config.loader)) is not None:
         meanings["loader.row_width"] = width
     return meanings
+
+
+def _default_set(config: TrainConfig) -> Path:
+    """Where the set lies that no `data.path` names."""
+    data = dataclasses.replace(config.data, path=None)
+    return set_directory(dataclasses.replace(config, data=data))
 
 
 def _relative(value: Any) -> Any:

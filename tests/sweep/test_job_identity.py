@@ -121,7 +121,8 @@ def known() -> str:
         # 20 steps of 16 x 128 tokens, rounded up; nulls said; what is ignored
         (*BASE[:2], "seed=1", "trainer.max_steps=null", "trainer.max_tokens=40000", "loader.seed=1",
          "schedule.total_steps=20", "schedule.warmup_steps=1", "trainer.micro_batch_size=16",
-         "tracker=none", "run.name=x", "device=cpu", "evaluation.interval=3", "data.root=elsewhere"),
+         "tracker=none", "run.name=x", "device=cpu", "evaluation.interval=3", "data.root=elsewhere",
+         "data.path=elsewhere/npy-stream"),
     ],
 )  # fmt: skip
 def test_the_same_job_said_otherwise_is_the_same_job(known: str, words: tuple[str, ...]) -> None:
