@@ -58,8 +58,8 @@ def in_words(error: BaseException) -> str | None:
     if reason == "out_of_memory":
         return (
             f"out of memory: {str(error).splitlines()[0] if str(error) else type(error).__name__}. Fewer "
-            "sequences at once give the same step in less, trainer.micro_batch_size=N; check=true says what the "
-            "weights alone need"
+            "sequences at once give the same step in less, trainer.micro_batch_size=N; check=true says what "
+            "the weights alone need"
         )
     if reason == "disk":
         assert isinstance(error, OSError)

@@ -63,10 +63,8 @@ def check_grid(grid: Grid) -> int:
     """
     admission.refuse_several_processes()
     jobs, checker = grid.unique, _Checker(grid)
-    print(
-        f"sweep {grid.name}, {len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} in {shown(grid.folder)}; nothing is started",
-        flush=True,
-    )
+    count = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    print(f"sweep {grid.name}, {count} in {shown(grid.folder)}; nothing is started", flush=True)
     rows = [checker.row(job) for job in jobs]
     lines = [*_table(grid, rows), *_totals(rows), *checker.notes, *_impossible(grid, rows)]
     print("\n".join(lines), flush=True)
