@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -76,7 +77,7 @@ class StopRequest:
         self._stop_code = self._code = code
         self._signals, self._patient = signals, patient
         self._before: dict[int, Any] = {}
-        self._in_loop = self._is_ending = False
+        self._in_loop = self._is_ending = self._is_held = False
         self._deadline = float("inf")
         self._saying, self._said = threading.Lock(), False
 
@@ -125,6 +126,17 @@ class StopRequest:
         finally:
             self._in_loop = False
 
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """What must not be left half done: a signal that comes inside is raised at the end."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if not (self._in_loop or self._is_ending or self.interrupted):
+            self.raise_if_signalled()
+
     def ends(self, code: int) -> None:
         """All is saved: from here on a signal raises nothing, and the process ends with `code`, soon."""
         self._is_ending, self._code = True, code
@@ -146,7 +158,7 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, as soon as it is back in Python."""
         self._note(number)
-        if not (self._in_loop or self._is_ending or self.interrupted):
+        if not (self._in_loop or self._is_ending or self.interrupted or self._is_held):
             self.raise_if_signalled()
 
     def _note(self, number: int) -> None:
@@ -246,6 +258,11 @@ def listening() -> Iterator[StopRequest]:
         return
     _active.begins()
     yield _active
+
+
+def holding() -> AbstractContextManager[None]:
+    """`StopRequest.holding` of this process's request, where it has one."""
+    return contextlib.nullcontext() if _active is None else _active.holding()
 
 
 def _in_child() -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from harness import preemption
 from harness.errors import UserError
 from harness.prepare.chunks import Chunk
 from harness.prepare.documents import Encoded, Rules, encode_chunk
@@ -53,7 +54,8 @@ def encode_all(
     pending: deque[tuple[Chunk, Future[Encoded]]] = deque()
     try:
         for chunk in chunks:
-            with _interrupts_held():  # the first submit starts the workers
+            # The first submit starts the workers; one that is told its work by half ends in a traceback.
+            with preemption.holding(), _interrupts_held():
                 pending.append((chunk, pool.submit(_encode_in_worker, chunk)))
             if len(pending) >= PENDING_PER_WORKER * workers:
                 yield _first(pending)

@@ -37,7 +37,7 @@ def read_state(path: Path | None) -> JobState:
     """The state of the job in `path`; one without a directory or a status waits."""
     status = {} if path is None else read_status(path)
     if path is not None and not status and (path / "status.json").exists():
-        return JobState(FAILED, 0, 0, "error: status.json cannot be read, or says nothing", "")
+        return JobState(FAILED, 0, 0, "status.json cannot be read, or says nothing", "")
     if path is None or not status:
         return JobState(WAITING, 0, 0, "", "")
     starts = read_starts(path)
