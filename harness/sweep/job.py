@@ -36,6 +36,12 @@ ELSEWHERE = "elsewhere"
 REFUSED_FILE = "refused.jsonl"  # in a sweep's folder: time, words, error
 # What a sweeper is told of a job without a finite loss: sweepers stumble over NaN and infinity.
 FAILED_OBJECTIVE = 1e9
+_KEPT = (
+    "step",
+    "parent",
+    "wandb_id",
+    "wandb_last_step",
+)  # of status.json, where a try failed before it began
 
 
 @dataclass(frozen=True)
@@ -155,8 +161,9 @@ def _record(path: Path, error: Exception, *, recorded: bool) -> None:
     if recorded:
         return
     path.mkdir(parents=True, exist_ok=True)
-    step = run_dir.read_status(path).get("step")
-    status = run_dir.Status(path / "status.json", step=step if type(step) is int else 0)
+    old = run_dir.read_status(path)
+    kept = {key: old[key] for key in _KEPT if key in old}  # the next try goes on with the same W&B run
+    status = run_dir.Status(path / "status.json", **kept)
     status.update(state=FAILED, phase="end", **failure.fields(error))
     with contextlib.suppress(OSError), run_dir.log_file(path):
         logging.getLogger("harness.file").error("%s", "".join(traceback.format_exception(error)))
