@@ -36,12 +36,7 @@ ELSEWHERE = "elsewhere"
 REFUSED_FILE = "refused.jsonl"  # in a sweep's folder: time, words, error
 # What a sweeper is told of a job without a finite loss: sweepers stumble over NaN and infinity.
 FAILED_OBJECTIVE = 1e9
-_KEPT = (
-    "step",
-    "parent",
-    "wandb_id",
-    "wandb_last_step",
-)  # of status.json, where a try failed before it began
+_KEPT = ("step", "parent", "wandb_id", "wandb_last_step")  # of status.json, where a try did not begin
 
 
 @dataclass(frozen=True)

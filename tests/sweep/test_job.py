@@ -82,19 +82,15 @@ def test_a_failed_job_is_recorded_before_anything_else_runs_and_tried_again(
 
 
 def test_a_try_that_fails_before_it_begins_forgets_nothing(data: Path, tmp_path: Path) -> None:
-    config = small(tmp_path / "moved")
+    config = small(data, evaluation__set=str(tmp_path / "nowhere"))
     place = tmp_path / f"any-{identity(config)[:8]}"
     place.mkdir()
-    known = {"state": "stopped", "step": 4, "wandb_id": "one", "wandb_last_step": 4}
-    (place / "status.json").write_text(json.dumps(known))
+    known = {"step": 4, "wandb_id": "one", "wandb_last_step": 4}
+    (place / "status.json").write_text(json.dumps({"state": "stopped", **known}))
     assert job(config, tmp_path).state == "failed"
     status = run_dir.read_status(place)
     assert status["state"] == "failed"
-    assert {key: status[key] for key in known if key != "state"} == {
-        "step": 4,
-        "wandb_id": "one",
-        "wandb_last_step": 4,
-    }
+    assert {key: status[key] for key in known} == known
 
 
 def test_a_job_that_diverges_says_so_and_returns_a_finite_objective(data: Path, tmp_path: Path) -> None:
