@@ -18,6 +18,7 @@ from harness import checkpoint, overrides
 from harness.composition import composed_files, to_dataclass
 from harness.config import TrainConfig
 from harness.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
+from harness.helptext import wants_help
 from harness.hydra_app import run_app
 from harness.script_words import reader_may_leave
 
@@ -31,6 +32,11 @@ def main() -> None:
 
             parent.main(line)
             return
+        if line.multirun and not wants_help(line):
+            raise UserError(
+                "-m runs a sweep, and the other flag only shows something: of a grid, check=true shows what "
+                "would be trained; of one configuration, drop -m and give each key one value"
+            )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None

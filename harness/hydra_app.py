@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 from harness import failure, helptext, hints, overrides
 from harness.composition import config_dir, register
 from harness.errors import EXIT_FAILED, EXIT_USER
+from harness.script_words import reader_may_leave
 
 
 class _HeldStderr:
@@ -49,7 +50,8 @@ class _HeldStderr:
 def run_app(config_name: str, task: Callable[[DictConfig], Any], line: overrides.CommandLine) -> None:
     """Compose `config_name` from the command line and run `task` on it, once or once a sweep's job."""
     if helptext.wants_help(line):
-        print(helptext.help_text(config_dir(), config_name))
+        with reader_may_leave():
+            print(helptext.help_text(config_dir(), config_name))
         return
     register()
     logging.raiseExceptions = False  # a closed terminal or pipe must not fill a run's stderr with tracebacks

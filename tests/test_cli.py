@@ -56,10 +56,11 @@ def one(trained: Path, tmp_path: Path) -> Path:
         ("a=1,2", "add --multirun"),
         ("resume=nowhere", "nowhere does not exist"),
         ("resume=auto", "add a plain run.name=NAME or hydra.run.dir=FOLDER"),
+        ("-m --cfg job seed=0,1", "of a grid, check=true shows"),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_right_one(tmp_path: Path, word: str, expected: str) -> None:
-    result = train_py(word, cwd=tmp_path)
+    result = train_py(*word.split(), cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert expected in result.stderr
     assert "Traceback" not in result.stderr
