@@ -97,3 +97,14 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process writes into the directory `path`."""
+    try:
+        with locked(path):
+            return False
+    except UserError:
+        return True
+    except OSError:  # there is none, or no such locks
+        return False

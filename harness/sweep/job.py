@@ -17,7 +17,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import failure, run_dir
+from harness import admission, failure, run_dir
 from harness.append_file import AppendFile
 from harness.commands import shown
 from harness.config import TrainConfig
@@ -26,7 +26,7 @@ from harness.files import write_json
 from harness.sweep import changed
 from harness.sweep.devices import device_for
 from harness.sweep.identity import JOB_FILE, identity, place_for, written_identity
-from harness.sweep.lock import Owner, claimed
+from harness.sweep.lock import claimed
 from harness.sweep.states import DONE, FAILED, STOPPED, read_state
 from harness.tracking.jsonl import loss_after
 
@@ -60,13 +60,16 @@ def run_job(config: TrainConfig, folder: Path, words: list[str], composed: dict[
     sha256 = identity(config)
     with claimed(folder, sha256) as owner:
         if owner is not None:
-            _say_owner(words, owner)
-            return Ended(None, ELSEWHERE)
+            return _elsewhere(words, owner.pid, owner.host, owner.started)
         path = place_for(folder, sha256, words)
+        if admission.is_locked(path):
+            return _in_other_hands(path, words)
         before = _raw_status(path)
         try:
             return _run(config, folder, path, sha256, words, composed)
         except Exception as error:
+            if admission.is_locked(path):  # since then, and the status is that process's to write
+                return _in_other_hands(path, words)
             _record(path, error, recorded=_raw_status(path) != before and read_state(path).state == FAILED)
             return Ended(path, FAILED, exit_code=failure.exit_code(error))
 
@@ -135,11 +138,21 @@ def _finite(loss: float | None) -> float:
     return loss if loss is not None and math.isfinite(loss) else FAILED_OBJECTIVE
 
 
-def _say_owner(words: list[str], owner: Owner) -> None:
+def _elsewhere(words: list[str], pid: object, host: object, started: object) -> Ended:
     log.info(
         "%s is being trained by process %s on %s since %s",
-        " ".join(words), owner.pid, owner.host, owner.started,
-    )  # fmt: skip
+        " ".join(words) or "the only job",
+        pid,
+        host,
+        started,
+    )
+    return Ended(None, ELSEWHERE)
+
+
+def _in_other_hands(path: Path, words: list[str]) -> Ended:
+    """The job is gone on with by hand, by `resume=`, which knows nothing of a sweep's locks."""
+    status = run_dir.read_status(path)
+    return _elsewhere(words, status.get("pid"), status.get("host"), status.get("started"))
 
 
 def _raw_status(path: Path) -> bytes:

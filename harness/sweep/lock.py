@@ -84,8 +84,9 @@ def claimed(folder: Path, sha256: str) -> Iterator[Owner | None]:
     """Hold the lock of the job `sha256` in the sweep's `folder`: None where it is ours now, else its owner.
 
     A thread keeps it alive until the block ends. Where it finds that another process has taken the lock over,
-    because this one was frozen for more than a minute, it ends this process at once: two would write into one
-    directory. Raises `OSError` where the folder cannot be written to.
+    because this one was frozen for more than a minute, or may have done so and given it back since, it ends
+    this process at once: two would write into one directory. Raises `OSError` where the folder cannot be
+    written to.
     """
     place = folder / ".locks"
     place.mkdir(parents=True, exist_ok=True)
@@ -151,16 +152,21 @@ class _Lock:
                 self.path.unlink()
 
     def _beat(self, ended: threading.Event) -> None:
+        beaten = time.time()
         while not ended.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(OSError):  # the next one may be written
                 found = _read(self.path)
-                if found is None:  # somebody removed it; nobody has taken it
+                if found is None:  # somebody removed it; after a silence perhaps one who had taken it over
+                    if time.time() - beaten > SILENT_SECONDS:
+                        _leave(f"another process may have taken over, and ended, the job of {self.path}")
                     with self._written() as mine, contextlib.suppress(FileExistsError):
                         _link(mine, self.path)
                 elif found.token not in (self.token, None):
-                    _leave(self.path, found.owner())
+                    owner = found.owner()
+                    _leave(f"pid {owner.pid} on {owner.host} has taken over the job of {self.path}")
                 else:
                     os.utime(self.path)
+                beaten = time.time()
 
     def _is_ours(self) -> bool:
         found = _read(self.path)
@@ -249,10 +255,10 @@ def _wait_for(descriptor: int) -> None:
     return None
 
 
-def _leave(path: Path, owner: Owner) -> None:
+def _leave(why: str) -> None:
     text = (
-        f"pid {owner.pid} on {owner.host} has taken over the job of {path}: this process, which gave no sign "
-        f"for {SILENT_SECONDS:g} s, ends without writing anything more\n"
+        f"{why}: this process, which gave no sign for {SILENT_SECONDS:g} s, ends without writing anything "
+        "more\n"
     )
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="replace"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import failure, run_dir
+from harness import admission, failure, run_dir
 from harness.config import TrainConfig
 from harness.errors import RunFailed, UserError
 from harness.launch import launch
@@ -107,6 +107,19 @@ def test_a_job_of_another_process_is_left_to_it(data: Path, tmp_path: Path) -> N
     with claimed(tmp_path, identity(config)) as owner:
         assert owner is None
         assert job(config, tmp_path) == Ended(None, ELSEWHERE)
+    assert job(config, tmp_path).state == "done"
+
+
+def test_a_job_that_is_gone_on_with_by_hand_is_left_to_it(data: Path, tmp_path: Path) -> None:
+    config = small(data)
+    path = job(config, tmp_path).path
+    assert path is not None
+    status = path / "status.json"
+    status.write_text(json.dumps(run_dir.read_status(path) | {"state": "running"}))
+    before = status.read_bytes()
+    with admission.locked(path):  # as resume= holds it
+        assert job(config, tmp_path) == Ended(None, ELSEWHERE)
+        assert status.read_bytes() == before
     assert job(config, tmp_path).state == "done"
 
 

@@ -233,27 +233,32 @@ def test_an_owner_keeps_its_lock_alive_and_puts_back_what_was_removed(
     assert not path.exists()
 
 
-def test_an_owner_that_was_frozen_and_lost_its_lock_ends_without_another_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_ended", [False, True], ids=["works", "has ended"])
+def test_an_owner_that_was_frozen_and_lost_its_lock_ends_without_another_word(
+    has_ended: bool, tmp_path: Path
+) -> None:
     body = """
 socket.gethostname = lambda: "elsewhere"
-lock.HEARTBEAT_SECONDS = 0.05
+lock.HEARTBEAT_SECONDS = lock.SILENT_SECONDS = 0.05
 with claimed(Path(sys.argv[1]), sys.argv[2]) as owner:
     say(owner)
     time.sleep(60)
     say("on")
 """
-    with process(body, tmp_path, JOB) as child:
+    with process(body, tmp_path, JOB) as child, contextlib.ExitStack() as other:
         assert line(child) == "None"
         os.kill(child.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        time.sleep(0.1)
         os.utime(lock_file(tmp_path), (time.time() - 70, time.time() - 70))
-        with claimed(tmp_path, JOB) as owner:
-            assert owner is None
-            before = lock_file(tmp_path).read_bytes()
-            os.kill(child.pid, signal.SIGCONT)
-            out, err = child.communicate(timeout=60)
-            assert lock_file(tmp_path).read_bytes() == before
+        assert other.enter_context(claimed(tmp_path, JOB)) is None
+        if has_ended:
+            other.close()
+        before = lock_file(tmp_path).read_bytes() if lock_file(tmp_path).exists() else None
+        os.kill(child.pid, signal.SIGCONT)
+        out, err = child.communicate(timeout=60)
+        assert before == (lock_file(tmp_path).read_bytes() if lock_file(tmp_path).exists() else None)
     assert (child.returncode, out) == (75, "")
     assert err.count("\n") == 1
-    assert f"pid {os.getpid()} on" in err
+    assert ("another process may have" if has_ended else f"pid {os.getpid()} on") in err
     assert "ends without writing anything more" in err
