@@ -45,7 +45,10 @@ def command(script: str, *words: str) -> str:
 
 
 def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> str:
-    """The command that prepares the set this configuration asks for; the words `extra` win over it."""
+    """The command that prepares the set this configuration asks for; the words `extra` win over it.
+
+    What a preparation needs and a run over a finished set need not name is to be filled in: corpus.path=PATH.
+    """
     named = {word.partition("=")[0] for word in extra}
     words = [f"{group}={getattr(config, group).name}" for group in ("data", "corpus", "tokenizer")]
     if (width := row_width(config.loader)) is not None:
@@ -56,12 +59,21 @@ def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> s
         values = getattr(config, group)
         for field in dataclasses.fields(values):
             key, value = f"{group}.{field.name}", getattr(values, field.name)
+            if value is None and _is_needed(config, key):
+                value = "PATH"
             if field.name == "name" or value == _default(field) or key in {*_NOT_OF_THE_SET, *named}:
                 continue
             if key == "data.root" and Path(value) == default_root:
                 continue
             words.append(override(key, value))
     return command("prepare_data", *words, *extra)
+
+
+def _is_needed(config: TrainConfig | PrepareScriptConfig, key: str) -> bool:
+    """Whether a preparation has to be told this file."""
+    if key == "corpus.path":
+        return config.corpus.name != "stdlib"
+    return key == "tokenizer.path" and config.tokenizer.name == "hf"
 
 
 def override(key: str, value: Any) -> str:

@@ -86,7 +86,7 @@ def unprepared(config: TrainConfig) -> list[TrainConfig]:
         load_manifest(validated)  # before anything is prepared
     directory = set_directory(config)
     if not directory.exists() and not _is_free(config):
-        how = prepare_command(config, *_unnamed_files(config))
+        how = prepare_command(config)
         raise UserError(f"there is no prepared set at {shown(directory)}. Prepare it first:\n  {how}")
     if not directory.exists() and not any(_is_at(one, directory) for one in missing):
         missing.insert(0, config)
@@ -111,18 +111,6 @@ def _prepare(config: TrainConfig, report: Callable[[str], None]) -> None:
         config.data, config.corpus, config.tokenizer, config.prepare, config.loader, config.seed
     )
     report(str(prepare(wanted, report=report)))
-
-
-def _unnamed_files(config: TrainConfig) -> list[str]:
-    """Words for the files that a preparation needs and the configuration does not name."""
-    return [f"{key}=PATH" for key in _FILES if _is_needed(config, key) and get(config, key) is None]
-
-
-def _is_needed(config: TrainConfig, key: str) -> bool:
-    """Whether a preparation has to be told this file: a run over a finished set need not be."""
-    if key == "corpus.path":
-        return config.corpus.name != "stdlib"
-    return config.tokenizer.name == "hf"
 
 
 def _check_digest(config: TrainConfig, store: Store) -> None:
@@ -156,7 +144,7 @@ def _check_preparation(config: TrainConfig, store: Store) -> None:
         raise UserError(
             f"{manifest.path} was not prepared as the configuration says:\n{lines}\n"
             f"To train on this set say so: {words}\nTo make the other one beside it, and train on that:\n  "
-            + prepare_command(config, *_unnamed_files(config), "data.path=ANOTHER_FOLDER")
+            + prepare_command(config, "data.path=ANOTHER_FOLDER")
         )
 
 

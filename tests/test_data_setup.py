@@ -248,6 +248,15 @@ def test_the_command_for_another_set_names_each_key_once_and_every_file_it_needs
     assert command.endswith("corpus=jsonl tokenizer=byte corpus.path=PATH data.path=ANOTHER_FOLDER")
 
 
+def test_the_command_for_more_text_names_every_file_it_needs(tmp_path: Path) -> None:
+    data = write_text_set(tmp_path / "set", preparation={"corpus": "text"})
+    config = tiny_config(data, corpus=TextCorpusConfig(), loader__seq_len=100_000)
+    with pytest.raises(
+        UserError, match=r"corpus=text tokenizer=byte .*corpus\.path=PATH prepare\.overwrite=true"
+    ):
+        run(config, tmp_path / "run")
+
+
 def test_a_missing_set_for_validation_is_said_before_anything_is_prepared(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, evaluation__set=str(tmp_path / "none"))
     config.data.path, config.data.root = None, str(tmp_path / "data")

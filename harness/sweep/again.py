@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import yaml
 
-from harness.commands import command
+from harness.commands import command, override, shown
 from harness.overrides import CommandLine, key_of
 from harness.resume_words import config_flags
+from harness.sweep.comparison import Entry
 from harness.sweep.records import Record, load_yaml
 
 # What belongs to the run that was, or to its sweep. A branch keeps the checkpoint that it began with.
@@ -26,6 +27,13 @@ def own_command(record: Record) -> str:
     if len(named) > 1:  # naming one unsets the other
         words = [word for word in words if word not in [f"{key}=null" for key in _BUDGETS]]
     return command("train", *_flags(record), *words)
+
+
+def onward_command(entry: Entry) -> str:
+    """A command line that goes on with a job, in a directory of its own, to twice its tokens."""
+    tokens = int(entry.values["tokens"] or 0)
+    words = [override("resume", str(shown(entry.path))), "run.name=NEW_NAME"]
+    return command("train", *words, f"trainer.max_tokens={2 * tokens}")
 
 
 def _is_left_out(word: str, keys: set[str]) -> bool:

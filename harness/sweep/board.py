@@ -72,22 +72,21 @@ class Board:
         rest = [f"{counts[word]} {word}" for word in _ORDER[1:] if counts[word]]
         return ", ".join([f"sweep {self.folder.name}: {counts[DONE]} of {len(lines)} done", *rest])
 
-    def table(self) -> str:
+    def table(self, lines: list[_Line]) -> str:
         """A line for each job, and their counts; of a large sweep only those that are not done."""
-        lines = self.look(anew=True)
         is_large = len(lines) > _MOST_LINES
         shown = [(i, line) for i, line in enumerate(lines) if not (is_large and line.state.state == DONE)]
         width = max((len(line.label) for _, line in shown), default=0)
         rows = [f"  #{i:<4} {line.label:<{width}}  {_in_words(line.state)}" for i, line in shown]
         return "\n".join([*rows, self.counts(lines, over=True)])
 
-    def exit_code(self) -> int:
+    def exit_code(self, lines: list[_Line]) -> int:
         """0: all are done; 1: one has failed; 75: one is not finished, here or in another launch.
 
         What a sweeper looked for in an earlier launch does not count.
         """
         has_grid = self._lines is not None
-        states = {line.state.state for line in self.look(anew=True) if has_grid or self._is_of_now(line)}
+        states = {line.state.state for line in lines if has_grid or self._is_of_now(line)}
         if states <= {DONE}:
             return EXIT_DONE
         return EXIT_FAILED if states & {FAILED, DIED} else EXIT_STOPPED

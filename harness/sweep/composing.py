@@ -101,7 +101,9 @@ class SweepConfig:
     def overrides(self) -> list[Override]:
         """The file's words, then the command line's, parsed."""
         words = [f"{key}={value}" for key, value in self.params.items()]
-        words += self.master.hydra.overrides.task
+        task = OmegaConf.to_container(self.master.hydra.overrides.task, resolve=False)
+        assert isinstance(task, list)
+        words += map(str, task)  # what refers to a swept key is another value in each job
         with _composing():
             return OverridesParser.create(config_loader=self.loader).parse_overrides(words)
 

@@ -16,7 +16,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
 from harness.commands import command, override
-from harness.config import TrainConfig
+from harness.config import TrainConfig, tokens_per_step, total_steps
 from harness.config_record import flatten, to_dict
 from harness.errors import UserError
 from harness.overrides import CommandLine, key_of, value_of
@@ -96,7 +96,7 @@ def grid_of(line: CommandLine) -> Grid | None:
     keys = _swept(overrides)
     ((*words,),) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
     jobs = _composed(sweep, words, keys, line)
-    notes = [*sweep_words.repeated(line.overrides), *_duplicates(jobs, keys)]
+    notes = [*sweep_words.repeated(line.overrides), *_duplicates(jobs, keys), *_uneven(jobs, keys)]
     assert sweep.name is not None
     return Grid(sweep.name, sweep.folder, jobs, keys, line, notes)
 
@@ -226,3 +226,16 @@ def _duplicates(jobs: list[Job], keys: list[str]) -> list[str]:
             lines.append(f"job {job.index} is job {known.index} again and is not trained twice: {label}")
     more = [f"and {len(lines) - _SHOWN} more such jobs"] if len(lines) > _SHOWN else []
     return lines[:_SHOWN] + more
+
+
+def _uneven(jobs: list[Job], keys: list[str]) -> list[str]:
+    """That the jobs train on different numbers of tokens, where nobody sweeps over the budget."""
+    steps = [tokens_per_step(job.config) for job in jobs]
+    tokens = [total_steps(job.config) * step for job, step in zip(jobs, steps, strict=True)]
+    if max(tokens) - min(tokens) < max(steps) or {"trainer.max_steps", "trainer.max_tokens"} & {*keys}:
+        return []
+    return [
+        f"the jobs train on {min(tokens):,} to {max(tokens):,} tokens, as their steps differ in size, and "
+        "are compared after the fewest. To give each as many, write "
+        f"trainer.max_tokens={max(tokens)} and no trainer.max_steps"
+    ]

@@ -53,12 +53,13 @@ def main(line: CommandLine) -> None:
             _hydra(line)
     except SystemExit as stop:
         if stop.code == EXIT_STOPPED:  # who stops a sweep does not wait for a report
-            print(board.table(), flush=True)
+            print(board.table(board.look(anew=True)), flush=True)
             raise
         ended_well = stop.code in (None, EXIT_DONE)  # else Hydra, a sweeper or a launcher has failed
-    print(board.table(), flush=True)
+    lines = board.look(anew=True)  # once: another launch may go on while the report is made
+    print(board.table(lines), flush=True)
     _report(folder)
-    code = board.exit_code()
+    code = board.exit_code(lines)
     if not ended_well and code != EXIT_FAILED:  # the same command would fail again, whatever its jobs are
         code = EXIT_FAILED
     if code != EXIT_DONE:

@@ -156,4 +156,4 @@ def _status(words: list[str]) -> None:
     else:
         jobs = read_plan(path)
         board = Board(jobs[0].enter(), {job.identity: job.label for job in jobs})
-    print(board.table())
+    print(board.table(board.look(anew=True)))

@@ -13,6 +13,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from harness.sweep.again import onward_command
 from harness.sweep.comparison import Comparison, Entry, Group, Point
 
 _SCRIPTS = ("base", "numbers", "axes", "tables", "dots", "coverage", "curves", "heat", "jobs", "main")
@@ -54,6 +55,7 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
         "entries": [_entry(entry, points) for entry in comparison.entries],
         "groups": [_group(group, places) for group in comparison.groups],
         "best": None if comparison.best is None else places[str(comparison.best.path)],
+        "onward": None if comparison.best is None else _printable(onward_command(comparison.best)),
     }
 
 

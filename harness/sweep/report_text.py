@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.commands import shown
+from harness.sweep.again import onward_command
 from harness.sweep.comparison import Comparison, Entry, Group
 from harness.sweep.states import DIED, DONE, FAILED, RUNNING, STOPPED, WAITING
 from harness.sweep.statistics import pooled
@@ -177,6 +178,11 @@ def _others(comparison: Comparison) -> list[str]:
             lines.append(f"{state:8} {names[0]}: {reason}")
         else:
             lines += [f"{state:8} {len(names)} jobs: {reason}", *(f"{'':8}   {name}" for name in names)]
+    if any(entry.state in (FAILED, DIED) for entry in others):
+        lines.append(
+            "The sweep's command tries again what failed. One whose words were a mistake stays until its "
+            "directory is removed"
+        )
     hidden = len(others) - _MOST_OTHERS
     return [*lines, *([f"and {_plural(hidden, 'more job')}: report.csv"] if hidden > 0 else [])]
 
@@ -195,4 +201,9 @@ def _best(comparison: Comparison) -> list[str]:
         return []
     of = "" if comparison.groups[0].seeds == 1 else " of the best group"
     result = f"{comparison.metric} {best.values[comparison.metric]:.4f}"
-    return [f"the best job{of}, {result}:", f"  {best.command}"]
+    return [
+        f"the best job{of}, {result}:",
+        f"  {best.command}",
+        "to go on with it:",
+        f"  {onward_command(best)}",
+    ]

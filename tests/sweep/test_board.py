@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -27,10 +29,10 @@ def test_a_done_job_that_is_found_to_fit_no_more_ends_the_sweep_with_1(tmp_path:
     job_directory(tmp_path)
     board = Board(tmp_path, {SHA256: "seed=0"})
     with board.watching():
-        assert board.exit_code() == 0
+        assert board.exit_code(board.look(anew=True)) == 0
         job_directory(tmp_path, reason="other_data", error="other data now")
-    assert "seed=0  failed at step 4: other_data: other data now" in board.table()
-    assert board.exit_code() == 1
+    assert "seed=0  failed at step 4: other_data: other data now" in board.table(board.look(anew=True))
+    assert board.exit_code(board.look(anew=True)) == 1
 
 
 @pytest.mark.parametrize("in_the_way", ["multirun", "multirun/seed", "multirun/seed/.locks"])
@@ -56,3 +58,18 @@ def test_a_sweep_that_its_launcher_fails_is_not_one_to_run_again_as_it_is(
         parent.main(CommandLine(["-m"], ["seed=0,1"]))
     assert ended.value.code == 1
     assert "0 of 2 done, 2 waiting" in capsys.readouterr().out
+
+
+def test_the_exit_code_is_that_of_the_table_whatever_another_launch_does_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = job_directory(tmp_path, state="running", pid=os.getpid(), host=socket.gethostname())
+    board = Board(tmp_path, {SHA256: "seed=0"})
+    monkeypatch.setattr(parent, "Board", lambda folder, labels: board)
+    monkeypatch.setattr(parent, "_hydra", lambda line: None)
+    monkeypatch.setattr(parent, "_report", lambda folder: job_directory(tmp_path))  # done in the meantime
+    with pytest.raises(SystemExit) as ended:
+        parent.main(CommandLine(["-m"], ["seed=0,1", f"hydra.sweep.dir={tmp_path}"]))
+    assert "0 of 1 done, 1 running" in capsys.readouterr().out
+    assert ended.value.code == 75
+    assert json.loads((job / "status.json").read_text())["state"] == "done"

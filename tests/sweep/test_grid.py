@@ -280,6 +280,28 @@ def test_one_run_of_what_describes_many_is_refused(
     assert ("describes a sweep" in said) == ("describes a sweep" in expected)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loader.seq_len=32,64", "trainer.max_steps=8"], "4,096 to 8,192 tokens"),
+        (["loader.seq_len=32,48", "trainer.max_tokens=10_000"], None),  # each rounded up to whole steps
+        (["loader.seq_len=32,64", "loader.batch_size='${divide:1024,${loader.seq_len}}'"], None),
+        (["trainer.max_steps=8,16"], None),
+    ],
+)
+def test_jobs_of_unequal_budgets_are_named_before_the_first_one(
+    words: list[str], said: str | None, conf: Path
+) -> None:
+    notes = grid(*words).notes
+    assert len(notes) == (said is not None)
+    assert said is None or (said in notes[0] and "trainer.max_tokens=8192" in notes[0])
+
+
+def test_a_word_that_refers_to_a_swept_key_has_each_jobs_value(conf: Path) -> None:
+    jobs = grid("loader.seq_len=32,64", "loader.batch_size='${divide:1024,${loader.seq_len}}'").jobs
+    assert [job.config.loader.batch_size for job in jobs] == [32, 16]
+
+
 def test_another_sweeper_decides_for_itself(conf: Path) -> None:
     words = ["hydra.sweeper._target_=harness.sweep.NoSuchSweeper", "seed=interval(0,9)"]
     assert grid_of(line_of(*words)) is None

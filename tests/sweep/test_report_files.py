@@ -66,6 +66,10 @@ def test_the_table_fits_a_terminal_and_says_what_its_marks_mean(comparison: Comp
     assert "bad: error: RuntimeError: é" in others
     assert best.splitlines()[0] == "the best job of the best group, val_loss 2.0000:"
     assert shlex.split(best.splitlines()[1])[2:] == ["model.n_layer=1", "seed=0"]
+    assert best.splitlines()[2] == "to go on with it:"
+    resume, *words = shlex.split(best.splitlines()[3])[2:]
+    assert resume.endswith("n_layer-1_seed-0")
+    assert words == ["run.name=NEW_NAME", "trainer.max_tokens=1536"]
 
 
 def test_many_and_long_keys_still_give_a_table(sweep: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ function leftOutSection() {
   const words = (name) => (name === 'done' ? 'not compared for the reason given' : STATE_WORDS[name]);
   return section('left-out', 'Not compared',
     el('p', { class: 'soft small' }, counts.map(([name, number]) => `${fixed(number, 0)} ${name} (${words(name)})`).join('; '),
-      '. A sweep’s command, given again, takes up the jobs that are not done and leaves the others alone.'),
+      '. A sweep’s command, given again, takes up the jobs that are not done and leaves the others alone. One whose words were a mistake is gone from here when its directory is.'),
     table({
       caption: 'Jobs that are not compared', rows: rest, limit: 25, first: [stateColumn, false],
       columns: [

@@ -66,8 +66,11 @@ function bestCommand() {
   const best = data.best === null ? null : entries[data.best];
   if (!best) return null;
   const several = bestGroup && bestGroup.entries.length > 1;
+  const line = (command, what) => el('div', { class: 'command' }, el('code', {}, command), copyButton(command, 'Copy', `Copy the command ${what}`));
   return section('command', entries.length > 1 ? 'The best job again' : 'The job again',
-    best.command ? el('div', { class: 'command' }, el('code', {}, best.command), copyButton(best.command, 'Copy', 'Copy the command of the best job')) : null,
+    best.command ? line(best.command, 'of the best job') : null,
+    el('p', { class: 'soft small' }, 'To go on with it, in a directory of its own:'),
+    line(data.onward, 'that goes on with the best job'),
     el('p', { class: 'soft small' }, `${data.metric} ${show(data.metric, best.values[data.metric])}${several ? ', the lowest of the best setting’s seeds' : ''}; its directory: `, el('code', {}, best.path)));
 }
 
