@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -78,6 +79,10 @@ def reword(message: str, conf: Path, config_name: str, line: CommandLine) -> str
 def _hints(message: str, conf: Path, config_name: str, line: CommandLine) -> list[str]:
     if "Could not find 'hydra/launcher/" in message:
         return ["joblib and submitit are packages: pip install hydra-joblib-launcher hydra-submitit-launcher"]
+    word = re.search(r"LexerNoViableAltException: ([^\s=]+)=([^\n'\"]+)$", message, re.MULTILINE)
+    if word:
+        quoted = f'{word[1]}="{word[2]}"'
+        return [f"Hydra reads such a text in quotes only: {shlex.quote(quoted)}"]
     option = re.search(r"Could not find '([^'/]+)/([^']+)'", message)
     if option:
         group, name = option.groups()

@@ -20,7 +20,11 @@ _FLAGS_WITH_VALUE = {
 _FLAGS_THAT_SHOW = {
     "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc",
 }  # fmt: skip
-_QUOTED_KEYS = (*PATH_KEYS, "resume", "hydra.run.dir", "run.name")
+_NAMES = ("run.name", "sweep.name")
+_QUOTED_KEYS = (*PATH_KEYS, "resume", "hydra.run.dir", "hydra.sweep.dir", *_NAMES)
+# What makes a value one of Hydra's lists, choices or ranges, and what Hydra reads without quotes.
+_GRAMMAR = re.compile(r"[()\[\]{}'\"]")
+_BARE = re.compile(r"[\w/+.$%*@?|:\\ -]*", re.ASCII)
 _BUDGETS = ("trainer.max_steps", "trainer.max_tokens")
 
 
@@ -100,16 +104,22 @@ def _is_plain_text(text: str) -> bool:
 
 
 def quote_paths(overrides: list[str], *, multirun: bool) -> list[str]:
-    """Expand `~` in the values of path keys and quote them; a sweep's commas stay Hydra's."""
+    """Expand `~` in the values of path keys and quote them and names; a sweep's commas stay Hydra's."""
     result = []
     for override in overrides:
         name, equals, text = override.partition("=")
         if equals and name.lstrip("+") in _QUOTED_KEYS and _is_plain_text(text):
-            text = os.path.expanduser(text) if name.lstrip("+") != "run.name" else text
-            if not multirun:
-                text = quote(text, interpolations=True)
+            text = os.path.expanduser(text) if name.lstrip("+") not in _NAMES else text
+            text = _quote_each(text) if multirun else quote(text, interpolations=True)
         result.append(f"{name}{equals}{text}")
     return result
+
+
+def _quote_each(text: str) -> str:
+    """Quotes around those of a sweep's values that Hydra cannot read without them: `größe`, `a=b`."""
+    if _GRAMMAR.search(text):
+        return text
+    return ",".join(value if _BARE.fullmatch(value) else quote(value) for value in text.split(","))
 
 
 def one_budget(overrides: list[str]) -> list[str]:

@@ -60,6 +60,21 @@ def test_a_sweep_keeps_its_commas() -> None:
     assert overrides.quote_paths(["data.path=~/a,b"], multirun=True)[0].endswith("/a,b")
 
 
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("data.path=größe/set=1,b/c", "data.path='größe/set=1',b/c"),
+        ("sweep.name=扫描", "sweep.name='扫描'"),
+        ("hydra.sweep.dir=é", "hydra.sweep.dir='é'"),
+        ("data.path=choice(ä,b)", "data.path=choice(ä,b)"),
+        ("data.path='ä',b", "data.path='ä',b"),
+        ("data.path=a,${data.root}/ä", "data.path=a,${data.root}/ä"),
+    ],
+)
+def test_a_sweeps_paths_and_names_are_of_any_script(word: str, expected: str) -> None:
+    assert overrides.quote_paths([word], multirun=True) == [expected]
+
+
 def test_naming_one_budget_unsets_the_other() -> None:
     assert overrides.one_budget(["trainer.max_tokens=5"]) == [
         "trainer.max_tokens=5",
