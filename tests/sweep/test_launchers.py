@@ -20,6 +20,7 @@ from harness.errors import UserError
 from harness.overrides import split
 from harness.sweep.composing import open_sweep
 from harness.sweep.grid import grid_of, trains_here
+from harness.sweep.lock import working
 from harness.sweep.processes import command_of
 from tests.helpers_cli import TINY, make_root
 from tests.helpers_runs import ROOT, snapshot, train_py
@@ -126,6 +127,19 @@ def test_a_second_signal_ends_every_process_at_once(tmp_path: Path) -> None:
         wait_until_none_is_left(above.pid)
     assert above.returncode == 130
     assert not list(tmp_path.glob("saved-*"))
+
+
+def test_workers_whose_launcher_was_killed_end_with_the_jobs_that_they_train(tmp_path: Path) -> None:
+    with sweep(tmp_path, save_seconds=0) as above:
+        said(above, 3)
+        above.kill()
+        above.wait()
+        time.sleep(0.1)
+        assert len(list((tmp_path / ".locks").glob("[01]*.json"))) == 2
+        for pid in working(tmp_path):
+            os.kill(pid, signal.SIGTERM)
+        wait_until_none_is_left(above.pid)
+    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
 
 
 def test_a_signal_before_any_worker_answers_is_not_lost(tmp_path: Path) -> None:
