@@ -45,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def commands(name: str) -> list[list[str]]:
     """The words after `python train.py` of every command in an experiment's comment."""
-    comment = re.sub(r"\n#     (?=\S)", " ", (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text())
+    comment = re.sub(r" \\\n#     (?=\S)", " ", (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text())
     return [found.split() for found in re.findall(r"^#   python train\.py (.*)$", comment, re.MULTILINE)]
 
 
