@@ -48,10 +48,6 @@ class Record:
     faults: list[str] = field(default_factory=list)
 
     @property
-    def is_done(self) -> bool:
-        return self.status.get("state") == "done"
-
-    @property
     def tokens_per_step(self) -> int:
         sizes = [self.config.get(key) for key in ("loader.batch_size", "loader.seq_len")]
         return math.prod(size for size in sizes if isinstance(size, int))

@@ -70,8 +70,9 @@ def _reason(status: dict[str, Any], state: Any) -> str:
         return ""
     word, text = status.get("reason") or "error", str(status.get("error") or "").strip()
     first, *rest = text.splitlines() or ["status.json does not say why"]
-    if first.endswith(":"):  # what it is lies in the lines of a list
-        first += " " + "; ".join(line.strip(" -") for line in rest if line.lstrip().startswith("- "))
+    if first.endswith(":"):  # what it is lies in the lines of a list, or in the next one
+        items = [line.strip(" -") for line in rest if line.lstrip().startswith("- ")]
+        first += " " + "; ".join(items or [line.strip() for line in rest[:1]])
     return f"{word}: {first.removeprefix('UserError: ').removeprefix('RunFailed: ').rstrip()}"
 
 

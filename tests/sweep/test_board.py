@@ -35,6 +35,13 @@ def test_a_done_job_that_is_found_to_fit_no_more_ends_the_sweep_with_1(tmp_path:
     assert board.exit_code(board.look(anew=True)) == 1
 
 
+def test_a_reason_that_announces_something_says_it_too(tmp_path: Path) -> None:
+    board = Board(tmp_path, {SHA256: "seed=0"})
+    for rest in ("\n  - a: 1\n  - b: 2\nTo mend it: c", "\n  a: 1; b: 2\nthen again"):
+        job_directory(tmp_path, state="failed", reason="user", error=f"UserError: not as it was:{rest}")
+        assert board.table(board.look(anew=True)).splitlines()[0].endswith("not as it was: a: 1; b: 2")
+
+
 @pytest.mark.parametrize("in_the_way", ["multirun", "multirun/seed", "multirun/seed/.locks"])
 def test_a_sweep_whose_folder_cannot_be_written_is_refused_before_its_first_job(
     in_the_way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
