@@ -139,13 +139,8 @@ def _finite(loss: float | None) -> float:
 
 
 def _elsewhere(words: list[str], pid: object, host: object, started: object) -> Ended:
-    log.info(
-        "%s is being trained by process %s on %s since %s",
-        " ".join(words) or "the only job",
-        pid,
-        host,
-        started,
-    )
+    who = "another process" if pid is None else f"process {pid} on {host} since {started}"
+    log.info("%s is being trained by %s", " ".join(words) or "the only job", who)
     return Ended(None, ELSEWHERE)
 
 

@@ -110,6 +110,16 @@ def test_a_job_of_another_process_is_left_to_it(data: Path, tmp_path: Path) -> N
     assert job(config, tmp_path).state == "done"
 
 
+def test_an_owner_whose_lock_is_damaged_is_no_process_of_the_name_none(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small(data)
+    (tmp_path / ".locks" / f"{identity(config)}.json").mkdir(parents=True)
+    with caplog.at_level("INFO", "harness"):
+        assert job(config, tmp_path) == Ended(None, ELSEWHERE)
+    assert "is being trained by another process" in caplog.text
+
+
 def test_a_job_that_is_gone_on_with_by_hand_is_left_to_it(data: Path, tmp_path: Path) -> None:
     config = small(data)
     path = job(config, tmp_path).path
