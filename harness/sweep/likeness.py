@@ -130,8 +130,10 @@ def _named(records: list[Record]) -> str:
 def _objective(record: Record) -> str | None:
     if "loader.name" not in record.config:
         return None
-    is_preference = record.config["loader.name"] == "contrastive_rows"
-    return "preferences (DPO)" if is_preference else "next-token prediction"
+    if record.config["loader.name"] != "contrastive_rows":
+        return "next-token prediction"
+    beta = record.config.get("trainer.dpo_beta")  # it scales what the loss is taken of
+    return f"preferences (DPO, trainer.dpo_beta={beta})"
 
 
 def _tokenizer(record: Record) -> str | None:

@@ -289,6 +289,15 @@ def test_unlike_evaluations_are_said_and_nothing_is_called_best(
     assert not any(group.is_best or group.is_tied for group in result.groups)
 
 
+def test_losses_of_preferences_by_another_beta_are_other_quantities(template: Path, tmp_path: Path) -> None:
+    for beta in (0.1, 0.5):
+        words = ["loader=contrastive_rows", f"trainer.dpo_beta={beta}"]
+        write_job(template, tmp_path / f"{beta}", words, 1 - beta)
+    result = compare(tmp_path)
+    assert "trainer.dpo_beta=0.1" in result.notes[0]
+    assert result.best is None
+
+
 def test_another_storage_of_the_same_text_is_the_same_data(template: Path, tmp_path: Path) -> None:
     write_job(template, tmp_path / "a", ["data=npy"])
     other = write_job(template, tmp_path / "b", ["data=hdf5"], 4.0)
