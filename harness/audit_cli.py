@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import EXIT_FAILED, EXIT_USER, UserError
-from harness.script_words import parse, run_script
+from harness.errors import EXIT_FAILED, UserError
+from harness.script_words import parse, run_script, words_or_help
 
 if TYPE_CHECKING:
     from harness.audit import Audit
@@ -46,10 +46,7 @@ class AuditOptions:
 
 def main() -> None:
     """Audit a run; exit code 1 where something is not as it claims."""
-    words = sys.argv[1:]
-    if not words or "-h" in words or "--help" in words:
-        print(_HELP)
-        raise SystemExit(0 if words else EXIT_USER)
+    words = words_or_help(_HELP)
     run_script(lambda: _main(words))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import EXIT_FAILED, EXIT_USER, UserError
-from harness.script_words import parse, reader_may_leave, run_script
+from harness.errors import EXIT_FAILED, UserError
+from harness.script_words import parse, reader_may_leave, run_script, words_or_help
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -53,10 +52,7 @@ class FirstOptions:
 
 def main() -> None:
     """Show a batch; exit code 1 where its hash is not the one that was logged."""
-    words = sys.argv[1:]
-    if not words or "-h" in words or "--help" in words:
-        print(_HELP)
-        raise SystemExit(0 if words else EXIT_USER)
+    words = words_or_help(_HELP)
     if "=" in words[0] and not Path(words[0]).expanduser().exists():
         _show_configured(words)
     else:

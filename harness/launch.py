@@ -41,8 +41,8 @@ from harness.loaders import Loader
 from harness.model import parameter_count
 from harness.peak_memory import PeakMemory
 from harness.preemption import TRACKER_SECONDS, StopRequest, listening
+from harness.run_dir import JOB_FILE
 from harness.start import Plan
-from harness.sweep.identity import JOB_FILE
 from harness.tracking import TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
 from harness.trainer import Run, data_chain, train

@@ -8,6 +8,7 @@ manifest-*.json    copies of the manifests before shards were added, each named 
 reference.safetensors  the frozen starting weights of a run that is trained on preferences
 incidents.jsonl    steps whose numbers went wrong, where there were any (incidents.py)
 summary.json       what it came to, once it has ended or stopped (summary.py)
+job.json           of a sweep's job: its identity, its words, the sweep's name
 status.json        state, phase, step, last_saved, pid, ... : what a scheduler or a person asks first
 """
 
@@ -40,6 +41,7 @@ from harness.storage.manifest import manifest_digest
 log = logging.getLogger("harness")
 
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "h5py", "wandb", "safetensors")
+JOB_FILE = "job.json"
 _NOTE_INTERVAL = 5.0  # seconds
 _MARKS = ("config.yaml", "status.json", "metrics.jsonl", "checkpoints")
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from harness.errors import EXIT_AT_ONCE, EXIT_USER, UserError, did_you_mean
+from harness.errors import EXIT_AT_ONCE, EXIT_DONE, EXIT_USER, UserError, did_you_mean
 
 T = TypeVar("T")
 _EXIT_PIPE = 141  # 128 + SIGPIPE
@@ -81,6 +81,16 @@ def reader_may_leave() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         raise SystemExit(_EXIT_PIPE) from None
+
+
+def words_or_help(text: str) -> list[str]:
+    """The command line's words; where there are none, or they ask for help, prints `text` and exits."""
+    words = sys.argv[1:]
+    if words and not {"-h", "--help"} & {*words}:
+        return words
+    with reader_may_leave():
+        print(text)
+    raise SystemExit(EXIT_DONE if words else EXIT_USER)
 
 
 def run_script(main: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from harness.commands import shown
 from harness.errors import EXIT_FAILED, EXIT_USER, UserError
-from harness.script_words import run_script
+from harness.script_words import run_script, words_or_help
 
 _HELP = """\
 Verify prepared sets: every shard, mask and file against the hashes that were written down when it was made.
@@ -24,10 +24,7 @@ Exit code 0: all is as promised; 1: it is not, and every fault is listed; 2: the
 
 def main() -> None:
     """Verify the sets named on the command line; exit code 1 where one has a fault."""
-    words = sys.argv[1:]
-    if not words or "-h" in words or "--help" in words:
-        print(_HELP)
-        raise SystemExit(0 if words else 2)
+    words = words_or_help(_HELP)
     if all("=" in word or word.startswith("-") for word in words):
         _verify_configured(words)
     else:

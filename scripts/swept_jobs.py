@@ -14,8 +14,7 @@ from harness import checkpoint
 from harness.config import PrepareScriptConfig
 from harness.config_groups import DataConfig, PrepareConfig, TextCorpusConfig
 from harness.prepare import prepare
-from harness.run_dir import read_starts, read_status
-from harness.sweep.identity import JOB_FILE
+from harness.run_dir import JOB_FILE, read_starts, read_status
 from harness.tracking.jsonl import read_rows
 from tests.helpers_runs import snapshot
 

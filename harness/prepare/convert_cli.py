@@ -10,8 +10,9 @@ from omegaconf import DictConfig
 from harness import overrides
 from harness.commands import shown
 from harness.composition import to_dataclass
-from harness.errors import EXIT_DONE, EXIT_USER
+from harness.errors import EXIT_USER
 from harness.hydra_app import run_app
+from harness.script_words import words_or_help
 
 _HELP = """\
 Write a prepared set in another storage: the same tokens, shards and content_sha256, nothing tokenised again.
@@ -24,10 +25,7 @@ Without data.path the set goes beside SET, under the name that train.py looks fo
 
 def main() -> None:
     """Convert the set that the first word names as the others say."""
-    words = sys.argv[1:]
-    if not words or "-h" in words or "--help" in words:
-        print(_HELP)
-        raise SystemExit(EXIT_DONE if words else EXIT_USER)
+    words = words_or_help(_HELP)
     source, *rest = words
     if "=" in source:
         print(f"error: give the set's folder first, then data=...; got {source}\n\n{_HELP}", file=sys.stderr)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UserError
-from harness.run_dir import now
-from harness.sweep.identity import JOB_FILE, find_job
+from harness.run_dir import JOB_FILE, now
+from harness.sweep.identity import find_job
 from harness.sweep.job import REFUSED_FILE
 from harness.sweep.states import DIED, DONE, FAILED, RUNNING, STOPPED, WAITING, JobState, read_state
 from harness.tracking.jsonl import read_rows

@@ -13,11 +13,10 @@ from typing import Any
 
 from harness.commands import shown
 from harness.errors import UserError
-from harness.run_dir import holds_a_run
+from harness.run_dir import JOB_FILE, holds_a_run
 from harness.sweep.again import own_command
 from harness.sweep.comparison import Comparison, Entry, Group
 from harness.sweep.figures import COLUMNS, equal_tokens, figures
-from harness.sweep.identity import JOB_FILE
 from harness.sweep.likeness import Likeness, likeness, uneven
 from harness.sweep.records import Record, read_record
 from harness.sweep.states import DONE, JobState, read_state

@@ -18,6 +18,7 @@ from typing import Any
 from harness.config import PATH_KEYS, TrainConfig, get, row_width, set_directory, total_steps
 from harness.config_record import flatten, to_dict
 from harness.overrides import key_of
+from harness.run_dir import JOB_FILE
 
 # What does not change the result: trackers, the device, names, cadences, how a run is resumed, how a set is
 # checked and made (what shapes its tokens counts), and where sets lie by default.
@@ -55,7 +56,6 @@ COUNTED: tuple[str, ...] = (
     "seed", "precision", "compile", "deterministic", "init_from",
 )  # fmt: skip
 
-JOB_FILE = "job.json"  # in a job's directory: identity, words, name (of the sweep)
 _HASH_DIGITS, _LONG_HASH_DIGITS = 8, 32
 _MOST_BYTES = 150  # of a directory's name
 _MOST_OF_A_WORD = 48

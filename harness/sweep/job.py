@@ -25,7 +25,7 @@ from harness.errors import EXIT_USER, UserError
 from harness.files import write_json
 from harness.sweep import changed
 from harness.sweep.devices import device_for
-from harness.sweep.identity import JOB_FILE, identity, place_for, written_identity
+from harness.sweep.identity import identity, place_for, written_identity
 from harness.sweep.lock import claimed
 from harness.sweep.states import DONE, FAILED, STOPPED, read_state
 from harness.tracking.jsonl import loss_after
@@ -105,7 +105,7 @@ def _run(
 
 
 def _write_job_file(config: TrainConfig, path: Path, sha256: str, words: list[str]) -> None:
-    write_json(path / JOB_FILE, {"identity": sha256, "name": config.sweep.name, "words": words})
+    write_json(path / run_dir.JOB_FILE, {"identity": sha256, "name": config.sweep.name, "words": words})
 
 
 def refuse(folder: Path, words: list[str], error: UserError) -> Ended:

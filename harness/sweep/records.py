@@ -18,8 +18,8 @@ from harness.config import TrainConfig
 from harness.config_groups import GROUPS
 from harness.config_record import flatten, to_dict
 from harness.errors import UserError
+from harness.run_dir import JOB_FILE
 from harness.sweep.curves import Metrics, read_metrics
-from harness.sweep.identity import JOB_FILE
 
 if TYPE_CHECKING:
     from harness.storage.manifest import Manifest

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from harness.commands import shown
-from harness.errors import EXIT_FAILED, EXIT_USER, UserError
+from harness.errors import EXIT_FAILED, UserError
 from harness.run_dir import holds_a_run
-from harness.script_words import run_script
+from harness.script_words import run_script, words_or_help
 
 _HELP = """\
 Compare runs: a table of them, best first, and report.csv and report.html to keep.
@@ -28,10 +28,7 @@ compare."""
 
 def main() -> None:
     """Print the table, write the files."""
-    words = sys.argv[1:]
-    if not words or "-h" in words or "--help" in words:
-        print(_HELP)
-        raise SystemExit(0 if words else EXIT_USER)
+    words = words_or_help(_HELP)
     run_script(lambda: _main(words))
 
 

@@ -21,10 +21,10 @@ from harness.composition import config_dir, register, to_dataclass
 from harness.config import TrainConfig, make_paths_absolute
 from harness.config_groups import GROUPS, SlidingWindowConfig
 from harness.config_record import flatten, from_dict, to_dict
+from harness.run_dir import JOB_FILE
 from harness.sweep.identity import (
     COUNTED,
     IGNORED,
-    JOB_FILE,
     find_job,
     identity,
     job_name,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.run_dir import read_starts
-from harness.sweep.identity import JOB_FILE
+from harness.run_dir import JOB_FILE, read_starts
 from tests.helpers_cli import TINY, make_root
 from tests.helpers_forks import Fork
 from tests.helpers_runs import rows, snapshot, train_py, weights
