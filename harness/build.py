@@ -22,6 +22,7 @@ from harness.model import GPT, flops_per_token
 from harness.objectives import LanguageModelling, Objective, make_preference
 from harness.optim import make_optimizer
 from harness.peak_memory import PeakMemory
+from harness.ranks import ALONE, Ranks
 from harness.restore import restore
 from harness.run_dir import Status
 from harness.sample import make_sampler
@@ -99,6 +100,7 @@ def assemble(
     identity: dict[str, Any],
     unevaluated: bool = False,
     memory: PeakMemory | None = None,
+    ranks: Ranks = ALONE,
 ) -> Run:
     """Everything the loop needs, in one place.
 
@@ -134,6 +136,7 @@ def assemble(
         chain=_chain(config, data, saved),
         memory=memory or PeakMemory(device),
         unevaluated=unevaluated,
+        ranks=ranks,
         status=status,
         sample=make_sampler(model, manifest, seed=config.seed),
     )

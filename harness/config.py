@@ -112,6 +112,7 @@ class TrainConfig:
     precision: str = "auto"
     compile: Any = "auto"
     deterministic: bool = False
+    parallel: str = "auto"
     resume: Optional[str] = None  # noqa: UP045
     resume_accept: list[str] = field(default_factory=list)
     init_from: Optional[str] = None  # noqa: UP045

@@ -71,6 +71,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "trainer.on_nonfinite": ("stop", "skip"),
     "precision": ("auto", "bf16", "float32"),
     "compile": ("auto", True, False),
+    "parallel": ("auto", "ddp", "fsdp"),
 }
 
 

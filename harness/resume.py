@@ -50,7 +50,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(FREE, ("trainer.micro_batch_size",), "the same step, summed in another order"),
     Row(
-        FREE, ("device", "precision", "compile", "deterministic"),
+        FREE, ("device", "precision", "compile", "deterministic", "parallel"),
         "the steps are no longer bit-equal to the run's before",
     ),
     Row(

@@ -25,6 +25,7 @@ from harness.errors import RunFailed
 from harness.evaluation import evaluate
 from harness.objectives import Objective, backward, target_counts
 from harness.optim import lr_at
+from harness.ranks import ALONE, Ranks
 from harness.step_log import StepLog
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Run:
     status: Status
     sample: Sampler | None
     unevaluated: bool = False
+    ranks: Ranks = ALONE
 
     @property
     def budget(self) -> int:
