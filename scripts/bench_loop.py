@@ -147,10 +147,10 @@ def compose_config(options: argparse.Namespace, folder: Path) -> TrainConfig:
     return config
 
 
-def write_random_set(directory: Path, tokens: int) -> None:
+def write_random_set(directory: Path, tokens: int, vocab_size: int = VOCAB_SIZE) -> None:
     """A set of random bytes in one shard, for both splits the same."""
     directory.mkdir()
-    ids = np.random.default_rng(0).integers(0, VOCAB_SIZE, tokens, dtype=np.uint16)
+    ids = np.random.default_rng(0).integers(0, vocab_size, tokens, dtype=np.uint16)
     digest = hashlib.sha256(ids.tobytes()).hexdigest()
     splits = {}
     for split in ("train", "val"):
@@ -165,7 +165,7 @@ def write_random_set(directory: Path, tokens: int) -> None:
         {
             "format_version": 2,
             "storage": {"format": "npy", "dtype": "uint16", "layout": "stream"},
-            "tokenizer": {"name": "byte", "vocab_size": VOCAB_SIZE, "boundary_token_id": 0},
+            "tokenizer": {"name": "byte", "vocab_size": vocab_size, "boundary_token_id": 0},
             "splits": splits,
         },
     )

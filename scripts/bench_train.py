@@ -1,0 +1,338 @@
+"""How fast a step trains: what each measure brings, and the harness beside a bare loop and beside nanoGPT.
+
+    python scripts/bench_train.py [--models gpt2_small gpt2_medium] [--nanogpt CHECKOUT] [--write FOLDER]
+
+First the ladder (scripts/train_ladder.py) with the first model: from eager float32 to what the harness does
+by default on a GPU, one measure at a time. Then each model at its batch: blocks of steps of the harness's
+real loop (its loader over a set on disk, its log, its guard), of a bare loop with the same model, optimizer
+and precision over batches in memory, and, where a checkout is given, of nanoGPT's model in such a bare loop.
+The blocks take turns in one process. Evaluations and checkpoints have intervals of their own, and are not in
+it.
+
+MFU is `flops_per_token * tokens a second / peak`, by harness/model.py and the dense bf16 peak in
+harness/device.py; where that does not know the device there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from harness import trainer
+from harness.build import assemble, build_learner, objectives_of
+from harness.composition import config_dir, register, to_dataclass
+from harness.config import TrainConfig
+from harness.data_setup import open_data
+from harness.device import make_autocast, peak_flops, select_device, set_numerics
+from harness.errors import UserError
+from harness.files import write_atomic, write_json
+from harness.loaders import TokenDataLoader, make_loader
+from harness.preemption import StopRequest
+from harness.run_dir import Status
+from harness.storage import TokenStore
+from harness.tracking import NoTracker
+from scripts.bench_loop import BlockClock, machine, median_interval, write_random_set
+from scripts.train_ladder import (
+    VOCAB_SIZE,
+    Step,
+    bare_step,
+    climb,
+    flops_a_token,
+    nanogpt_step,
+    rungs,
+    synchronise,
+)
+
+Block = Callable[[], float]  # makes a block of steps; the seconds they took
+
+# Sequences a step of the comparison, by model; what fits 80 GB at 1024 tokens.
+BATCHES = {"gpt2_small": 64, "gpt2_medium": 32}
+
+
+class DeviceClock(BlockClock):
+    """A block's clock that waits for the device before it is read."""
+
+    def __init__(self, steps: int, device: torch.device) -> None:
+        super().__init__(steps)
+        self.device = device
+
+    @property
+    def name(self) -> str | None:
+        if self.looks in (0, self.steps):
+            synchronise(self.device)
+        return super().name
+
+
+@dataclass
+class Bench:
+    """What all parts of one call share."""
+
+    options: argparse.Namespace
+    device: torch.device
+    folder: Path
+
+    def say(self, words: str) -> None:
+        print(words, flush=True)
+
+
+def compose_config(bench: Bench, model: str, data: Path) -> TrainConfig:
+    """What conf/ holds for this model, on our device; nothing but steps happens in the measured blocks."""
+    from hydra import compose, initialize_config_dir
+
+    options, beyond = bench.options, 1_000_000
+    words = [f"model={model}", "tracker=none", f"device={bench.device}", f"data.path={data}"]
+    words += [f"loader.seq_len={options.seq_len}", f"loader.batch_size={batch_size(options, model)}"]
+    words += [f"trainer.max_steps={beyond}", f"evaluation.interval={beyond}", f"checkpoint.interval={beyond}"]
+    words += ["data.verify=headers", *options.words]
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = to_dataclass(compose("train", overrides=words))
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def batch_size(options: argparse.Namespace, model: str) -> int:
+    """Sequences a step in the comparison."""
+    size: int = options.batch_size or BATCHES.get(model, 8)
+    return size
+
+
+def ladder(bench: Bench, model: str) -> list[dict[str, Any]]:
+    """Every rung that means something on this device."""
+    options, config = bench.options, model_config(model)
+    flops, peak = flops_a_token(config, options.seq_len), peak_flops(bench.device)
+    small = options.batch_size or BATCHES.get(model, 8)
+    rows: list[dict[str, Any]] = []
+    for rung in rungs(max(1, small // 4), small):
+        if bench.device.type not in rung.on or (rung.compiled and not options.compile):
+            continue
+        timing = climb(rung, config, options.seq_len, bench.device, options.steps)
+        rate = timing.tokens_per_s
+        rows.append(
+            {
+                "rung": rung.name,
+                "ms": timing.seconds * 1e3,
+                "tokens_per_s": rate,
+                "mfu": None if peak is None else rate * flops / peak,
+                "peak_mb": timing.peak_mb,
+                "ready_s": timing.ready_s,
+            }
+        )
+        bench.say(f"  {rung.name}: {timing.seconds * 1e3:.1f} ms, {rate:,.0f} tok/s")
+    return rows
+
+
+def model_config(model: str) -> Any:
+    """The sizes of conf/model/MODEL.yaml."""
+    from hydra import compose, initialize_config_dir
+
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return to_dataclass(compose("train", overrides=[f"model={model}"])).model
+
+
+@contextlib.contextmanager
+def harness_block(
+    config: TrainConfig, path: Path, steps: int, device: torch.device
+) -> Iterator[tuple[Block, TokenStore]]:
+    """A function that trains a block of the harness's loop and returns its seconds; and what it reads."""
+    with contextlib.closing(open_data(config, print)) as data:
+        assert isinstance(data.train, TokenStore)
+        learner = build_learner(config, VOCAB_SIZE, device, None)
+        path.mkdir()
+        with contextlib.closing(make_loader(config.loader, data.train)) as loader:
+            run = assemble(
+                config, path, learner=learner, data=data, loader=loader, device=device, saved=None,
+                status=Status(path / "status.json"), tracker=NoTracker(), identity={"run_id": "bench"},
+            )  # fmt: skip
+
+            def block() -> float:
+                clock = DeviceClock(steps, device)
+                with mock.patch.object(trainer, "save"):  # a checkpoint a block would cost more than it
+                    trainer.train(run, cast(StopRequest, clock))
+                return clock.seconds
+
+            yield block, data.train
+
+
+def bare_loop(config: TrainConfig, store: TokenStore, device: torch.device) -> Step:
+    """One step of the bare loop: the same model, loss and optimizer, over batches in (pinned) memory."""
+    learner = build_learner(config, VOCAB_SIZE, device, None)
+    objective, _ = objectives_of(config, learner, device)
+    loader = TokenDataLoader(store, config.loader.batch_size, config.loader.seq_len)
+    pairs = [loader.next_batch()[:2] for _ in range(4)]
+    if device.type == "cuda":
+        pairs = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in pairs]
+    count = 0
+
+    def loss() -> torch.Tensor:
+        nonlocal count
+        inputs, targets = (part.to(device, non_blocking=True) for part in pairs[count % len(pairs)])
+        count += 1
+        return objective.sums(inputs, targets)["loss"] / targets.numel()
+
+    return bare_step(loss, learner.model, learner.optimizer, make_autocast(config.precision, device))
+
+
+def compare(bench: Bench, model: str) -> dict[str, Any]:
+    """The harness, the bare loop and nanoGPT in turns: tokens a second, and the harness's own share."""
+    options, device = bench.options, bench.device
+    data = bench.folder / f"set-{model}"
+    size, steps = batch_size(options, model), options.steps
+    tokens = (options.blocks + 2) * steps * size * options.seq_len
+    write_random_set(data, tokens, VOCAB_SIZE)
+    config = compose_config(bench, model, data)
+    set_numerics(config, device)
+    with harness_block(config, bench.folder / f"run-{model}", steps, device) as (ours, store):
+        sides = {"harness": ours}
+        sides["bare"] = block_of(bare_loop(config, store, device), steps, device)
+        if options.nanogpt is not None:
+            theirs = nanogpt_step(
+                options.nanogpt, config.model, size, options.seq_len, device, options.compile
+            )
+            sides["nanogpt"] = block_of(theirs, steps, device)
+        for name, block in sides.items():  # compiles, and warms up
+            bench.say(f"  {name} is ready after a block of {block():.1f} s")
+        seconds = in_turns(sides, options.blocks)
+    return figures(bench, config, model, seconds)
+
+
+def block_of(step: Step, steps: int, device: torch.device) -> Block:
+    """A function that makes `steps` steps and returns the seconds they took."""
+
+    def block() -> float:
+        synchronise(device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        synchronise(device)
+        return time.perf_counter() - start
+
+    return block
+
+
+def in_turns(sides: dict[str, Block], blocks: int) -> dict[str, list[float]]:
+    """Seconds of `blocks` blocks a side; who begins changes."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
+    for block in range(blocks):
+        for name in names if block % 2 else reversed(names):
+            seconds[name].append(sides[name]())
+    return seconds
+
+
+def figures(bench: Bench, config: TrainConfig, model: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """What the blocks of one model say."""
+    flops, peak = flops_a_token(config.model, config.loader.seq_len), peak_flops(bench.device)
+    tokens = config.loader.batch_size * config.loader.seq_len * bench.options.steps
+    rates = {name: tokens / statistics.median(times) for name, times in seconds.items()}
+    shares = [ours / bare - 1 for ours, bare in zip(seconds["harness"], seconds["bare"], strict=True)]
+    low, high, coverage = median_interval(shares)
+    return {
+        "model": model,
+        "batch_size": config.loader.batch_size,
+        "seq_len": config.loader.seq_len,
+        "tokens_per_s": rates,
+        "mfu": None if peak is None else {name: rate * flops / peak for name, rate in rates.items()},
+        "own_share": statistics.median(shares),
+        "interval": [low, high],
+        "coverage": coverage,
+        "seconds": seconds,
+    }
+
+
+def tables(result: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    lines = [f"Ladder, {result['ladder_model']} at T={result['seq_len']}:", ""]
+    lines += [
+        "| measure | ms a step | tokens/s | MFU | peak memory | ready after |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["ladder"]:
+        memory = "-" if row["peak_mb"] is None else f"{row['peak_mb'] / 1e3:.1f} GB"
+        lines.append(
+            f"| {row['rung']} | {row['ms']:.1f} | {row['tokens_per_s']:,.0f} | {_percent(row['mfu'])} "
+            f"| {memory} | {row['ready_s']:.1f} s |"
+        )
+    for one in result["comparisons"]:
+        lines += ["", f"{one['model']}, {one['batch_size']} x {one['seq_len']} tokens a step, in turns:", ""]
+        lines += ["| loop | tokens/s | MFU |", "|---|---|---|"]
+        for name, rate in one["tokens_per_s"].items():
+            lines.append(f"| {name} | {rate:,.0f} | {_percent(one['mfu'] and one['mfu'][name])} |")
+        low, high = one["interval"]
+        lines += [
+            "",
+            f"The harness's own share of a step: {one['own_share']:+.2%} ({low:+.2%} .. {high:+.2%}).",
+        ]
+    return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=["gpt2_small", "gpt2_medium"], help="of conf/model/")
+    parser.add_argument("--seq-len", type=int, default=1024, help="tokens a sequence (1024)")
+    parser.add_argument("--batch-size", type=int, help="sequences a step (64 for gpt2_small, ...)")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of a rung and of a block (10)")
+    parser.add_argument("--blocks", type=int, default=6, help="blocks a side (6)")
+    parser.add_argument("--device", default="auto", help="as in train.py (auto)")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on CUDA")
+    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT to compare with")
+    parser.add_argument("--words", nargs="*", default=[], help="more words for the harness's configuration")
+    parser.add_argument("--write", type=Path, help="write train.md and train.json into this folder")
+    options = parser.parse_args()
+    try:
+        device = select_device(options.device)
+    except UserError as error:
+        parser.error(str(error))
+    if options.compile is None:
+        options.compile = device.type == "cuda"
+    options.words.append(f"compile={str(options.compile).lower()}")
+    logging.getLogger("harness").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="bench-train-") as temporary:
+        bench = Bench(options, device, Path(temporary))
+        begun = time.perf_counter()
+        result: dict[str, Any] = {
+            "date": datetime.date.today().isoformat(),
+            "machine": machine() | {"device": _device_name(device)},
+            "seq_len": options.seq_len,
+            "ladder_model": options.models[0],
+            "ladder": ladder(bench, options.models[0]),
+            "comparisons": [compare(bench, model) for model in options.models],
+        }
+        result["seconds"] = time.perf_counter() - begun
+    print(tables(result))
+    print(f"\n{result['machine']['device']}, torch {torch.__version__}, {result['seconds']:.0f} s in all")
+    if options.write is not None:
+        options.write.mkdir(parents=True, exist_ok=True)
+        write_json(options.write / "train.json", result)
+        write_atomic(options.write / "train.md", f"# Training steps\n\n{tables(result)}\n")
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+if __name__ == "__main__":
+    main()

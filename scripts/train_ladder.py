@@ -1,0 +1,201 @@
+"""What each usual measure brings to a training step, one after another; and a step of nanoGPT beside ours.
+
+A rung adds one thing to the rung below it. All of them train the same GPT on the same random tokens that lie
+on the device already, so only the step itself is timed. `bench_train.py` prints them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import importlib.util
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness import model as gpt
+from harness.config_groups import ModelConfig, OptimizerConfig
+from harness.device import make_autocast
+from harness.model import GPT, flops_per_token
+from harness.optim import make_optimizer
+
+VOCAB_SIZE = 50_257  # GPT-2's, which is odd
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """How a step is computed. `batch_size` in sequences; `on` names the devices where it means anything."""
+
+    name: str
+    batch_size: int
+    tf32: bool = False
+    bf16: bool = False
+    sdpa: bool = False
+    compiled: bool = False
+    padded: bool = False
+    on: tuple[str, ...] = ("cpu", "cuda")
+
+
+def rungs(batch_size: int, larger: int) -> list[Rung]:
+    """The ladder, from plain float32 to what the harness does by default on a GPU."""
+    ladder = [Rung("eager, float32", batch_size)]
+    for name, change in (
+        ("TF32", {"tf32": True, "on": ("cuda",)}),
+        ("bf16 autocast", {"bf16": True}),
+        ("fused attention (SDPA)", {"sdpa": True}),
+        ("torch.compile of model and loss", {"compiled": True}),
+        ("vocabulary padded to a multiple of 128", {"padded": True}),
+        (f"{larger} sequences in place of {batch_size}", {"batch_size": larger}),
+    ):
+        ladder.append(dataclasses.replace(ladder[-1], **{"on": ("cpu", "cuda"), **change}, name=name))  # type: ignore[arg-type]
+    return ladder
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A step's `seconds` (median), its `tokens`, the device's peak memory in MB, and seconds to get ready."""
+
+    seconds: float
+    tokens: int
+    peak_mb: float | None
+    ready_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def climb(rung: Rung, config: ModelConfig, seq_len: int, device: torch.device, steps: int) -> Timing:
+    """Build and time one rung; the median of `steps` steps after the warm-up."""
+    _clear(device)
+    begun = time.perf_counter()
+    with _numerics(rung):
+        step = _step_of(rung, config, seq_len, device)
+        for _ in range(3):  # the first compiles; the optimizer makes its state
+            step()
+        synchronise(device)
+        ready = time.perf_counter() - begun
+        seconds = timed(step, steps, device)
+    peak = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
+    return Timing(statistics.median(seconds), rung.batch_size * seq_len, peak, ready)
+
+
+def timed(step: Step, steps: int, device: torch.device) -> list[float]:
+    """Seconds of each of `steps` steps; the device is waited for after each one."""
+    seconds = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device; a CPU is never ahead."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _step_of(rung: Rung, config: ModelConfig, seq_len: int, device: torch.device) -> Step:
+    with mock.patch.object(gpt, "VOCAB_MULTIPLE", gpt.VOCAB_MULTIPLE if rung.padded else 1):
+        model = GPT(config, vocab_size=VOCAB_SIZE, seq_len=seq_len).to(device)
+    inputs, targets = random_batch(rung.batch_size, seq_len, device)
+    loss = torch.compile(model.loss) if rung.compiled else model.loss
+    return bare_step(
+        lambda: loss(inputs, targets) / targets.numel(),
+        model,
+        make_optimizer(model, OptimizerConfig(), device),
+        make_autocast("bf16" if rung.bf16 else "float32", device),
+    )
+
+
+def bare_step(
+    loss: Callable[[], Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, autocast: Any
+) -> Step:
+    """Forward, backward, clipping, step: what every loop does, and nothing else."""
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        with autocast():
+            value = loss()
+        value.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def random_batch(batch_size: int, seq_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, int64 `(B, T)` on the device."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, VOCAB_SIZE, (batch_size, seq_len + 1), generator=generator)
+    return ids[:, :-1].contiguous().to(device), ids[:, 1:].contiguous().to(device)
+
+
+def attention_by_hand(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Causal attention with its scores in memory, `(B, heads, T, T)`: what SDPA spares."""
+    assert options["is_causal"]
+    assert not options["dropout_p"]
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(later, -torch.inf).softmax(dim=-1) @ value
+
+
+@contextlib.contextmanager
+def _numerics(rung: Rung) -> Iterator[None]:
+    """The rung's TF32 and attention, and what was set before afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if rung.tf32 else "highest")
+    by_hand = mock.patch.object(F, "scaled_dot_product_attention", attention_by_hand)
+    try:
+        with contextlib.nullcontext() if rung.sdpa else by_hand:
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _clear(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def nanogpt_step(
+    checkout: Path, config: ModelConfig, batch_size: int, seq_len: int, device: torch.device, compiled: bool
+) -> Step:
+    """A step of the model in a nanoGPT checkout as its train.py does it, on tokens that lie on the device."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", checkout / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["nanogpt_model"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sizes = {"n_layer": config.n_layer, "n_head": config.n_head, "n_embd": config.n_embd}
+    model = module.GPT(module.GPTConfig(block_size=seq_len, vocab_size=50_304, bias=False, **sizes))
+    model.to(device)
+    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
+    forward = torch.compile(model) if compiled else model
+    inputs, targets = random_batch(batch_size, seq_len, device)
+    autocast = make_autocast("auto", device)
+    return bare_step(lambda: forward(inputs, targets)[1], model, optimizer, autocast)
+
+
+def flops_a_token(config: ModelConfig, seq_len: int) -> int:
+    """`model.flops_per_token` of this shape, by a model without memory."""
+    with torch.device("meta"):
+        return flops_per_token(GPT(config, vocab_size=VOCAB_SIZE, seq_len=seq_len))
