@@ -25,6 +25,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
+@pytest.mark.heavy
 def test_the_loop_benchmark_trains_both_sides_and_reports_every_pair(tmp_path: Path) -> None:
     words = ["--pairs=3", "--steps=5", "--batch-size=2", "--seq-len=16"]
     printed = bench("bench_loop.py", *words, f"--json={tmp_path / 'loop.json'}", f"--folder={tmp_path}")
@@ -38,6 +39,7 @@ def test_the_loop_benchmark_trains_both_sides_and_reports_every_pair(tmp_path: P
     assert [file.name for file in tmp_path.iterdir()] == ["loop.json"]
 
 
+@pytest.mark.heavy
 def test_the_hdf5_benchmark_measures_every_chunk_and_filter(tmp_path: Path) -> None:
     words = ["--tokens=70000", "--seconds=0.001", f"--folder={tmp_path}", f"--json={tmp_path / 'hdf5.json'}"]
     printed = bench("bench_hdf5.py", *words)
@@ -55,6 +57,7 @@ def test_the_hdf5_benchmark_measures_every_chunk_and_filter(tmp_path: Path) -> N
     assert [file.name for file in tmp_path.iterdir()] == ["hdf5.json"]
 
 
+@pytest.mark.heavy
 def test_the_loader_benchmark_measures_every_pair_and_every_peer(tmp_path: Path) -> None:
     printed = bench(
         "bench_loader.py", "--tokens=140000", "--seconds=0.1", f"--json={tmp_path / 'loader.json'}"
@@ -82,6 +85,7 @@ def test_the_loader_benchmark_measures_every_pair_and_every_peer(tmp_path: Path)
         assert goal["measured"]
 
 
+@pytest.mark.heavy
 def test_the_rows_benchmark_measures_every_way_warm_and_cold(tmp_path: Path) -> None:
     words = ["--rows=500", "--batches=20", "--reads=5", f"--folder={tmp_path}"]
     printed = bench("bench_rows.py", *words, f"--json={tmp_path / 'rows.json'}")
@@ -94,6 +98,7 @@ def test_the_rows_benchmark_measures_every_way_warm_and_cold(tmp_path: Path) -> 
     assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]
 
 
+@pytest.mark.heavy
 def test_the_saves_benchmark_measures_every_way_and_what_is_copied(tmp_path: Path) -> None:
     words = ["--rounds=2", "--steps=3", "--n-layer=1", "--n-embd=16", "--batch-size=2", "--seq-len=8"]
     printed = bench("bench_saves.py", *words, f"--json={tmp_path / 'saves.json'}", f"--folder={tmp_path}")

@@ -206,6 +206,7 @@ def test_scripts_answer_a_wrong_word(one: Path, tmp_path: Path) -> None:
     assert short["loss"] == pytest.approx(last["val_loss"], rel=1e-6)
 
 
+@pytest.mark.heavy
 def test_the_wheel_carries_the_configuration(tmp_path: Path, data: Path) -> None:
     """Built for real and run from its unpacked files, away from the checkout."""
     subprocess.run(

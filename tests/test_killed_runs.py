@@ -75,6 +75,7 @@ def names(folder: Path) -> set[Path]:
     return {path.relative_to(folder) for path in folder.rglob("*")}
 
 
+@pytest.mark.heavy
 def test_the_proof_kills_real_processes_and_finds_nothing_wrong(tmp_path: Path) -> None:
     words = ["--model=small", "--steps=8", "--random=1", "--every=0", "--full-disk=0", f"--folder={tmp_path}"]
     done = forked("scripts/prove_kill.py", *words, cwd=ROOT)

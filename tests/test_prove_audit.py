@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.helpers_forks import ROOT, forked
+
+pytestmark = pytest.mark.heavy
 
 
 def _script(name: str, *words: str) -> str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.helpers_forks import ROOT, forked
+
+pytestmark = pytest.mark.heavy
 
 
 def test_the_proof_kills_and_counts_and_finds_nothing_wrong(tmp_path: Path) -> None:

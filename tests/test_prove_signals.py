@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.helpers_forks import ROOT, forked
 from tests.helpers_runs import write_text_set
+
+pytestmark = pytest.mark.heavy
 
 
 def test_the_proof_sends_a_signal_goes_on_and_compares(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
+
 from harness.config import TrainConfig
 from harness.launch import launch
 from harness.tracking.jsonl import MetricsFile
@@ -19,6 +21,8 @@ from tests.helpers_forks import CONTEXT
 from tests.helpers_runs import rows, run, tiny_config, write_text_set
 from tests.test_tracking_resumes import check_mirror
 from tests.test_tracking_runs import own_home, tracked  # noqa: F401
+
+pytestmark = pytest.mark.heavy
 
 
 def test_after_any_history_of_kills_wandb_holds_every_row_once(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from harness.sweep.processes import command_of
 from tests.helpers_cli import TINY, make_root
 from tests.helpers_runs import ROOT, snapshot, train_py
 
+pytestmark = pytest.mark.heavy
+
 # Six jobs for two workers: each begins, and once it is asked to stop takes a while to save.
 _SWEEP = """
 import sys, time

@@ -6,9 +6,13 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from harness.sweep.job import FAILED_OBJECTIVE
 from tests.helpers_cli import TINY, make_root
 from tests.helpers_runs import ROOT, rows, train_py_from_nothing
+
+pytestmark = pytest.mark.heavy
 
 PLUGINS = ROOT / "tests" / "sweep" / "plugins"
 
