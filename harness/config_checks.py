@@ -35,6 +35,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "model.dropout": (0.0, 0.999, "a probability"),
     "optimizer.lr": (0.0, 1e3, "a learning rate"),
     "optimizer.weight_decay": (0.0, 1e3, "a weight decay"),
+    "optimizer.momentum": (0.0, 0.9999, "the share of the momentum that stays"),
     "schedule.warmup_steps": (0, math.inf, "steps"),
     "schedule.total_steps": (1, math.inf, "steps"),
     "schedule.min_lr_ratio": (0.0, 1.0, "a share of optimizer.lr"),

@@ -191,6 +191,15 @@ class OptimizerConfig:
 
 
 @dataclass
+class MuonConfig(OptimizerConfig):
+    """Muon for the matrices inside the model, with `momentum`; AdamW, which `betas` are of, for the rest."""
+
+    name: str = "muon"
+    lr: float = 3e-3
+    momentum: float = 0.95
+
+
+@dataclass
 class ScheduleConfig:
     """The factor on `optimizer.lr` at each step.
 
@@ -252,7 +261,7 @@ GROUPS: dict[str, dict[str, type]] = {
         "block_shuffle": BlockShuffleConfig,
         "contrastive_rows": ContrastiveRowsConfig,
     },
-    "optimizer": {"adamw": OptimizerConfig},
+    "optimizer": {"adamw": OptimizerConfig, "muon": MuonConfig},
     "schedule": {"cosine": ScheduleConfig, "constant": ScheduleConfig, "wsd": WsdScheduleConfig},
     "tracker": {"none": TrackerConfig, "wandb": WandbTrackerConfig},
 }

@@ -192,8 +192,7 @@ class Guard:
 
 
 def _can_be_held(optimizer: torch.optim.Optimizer) -> bool:
-    fused = all(group.get("fused") for group in optimizer.param_groups)
-    return fused and getattr(optimizer, "_step_supports_amp_scaling", False)
+    return getattr(optimizer, "_step_supports_amp_scaling", False)  # torch's fused ones, and MuonAdamW
 
 
 def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

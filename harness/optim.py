@@ -5,32 +5,68 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from harness.config_groups import OptimizerConfig, ScheduleConfig, WsdScheduleConfig
+from harness.config_groups import MuonConfig, OptimizerConfig, ScheduleConfig, WsdScheduleConfig
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, device: torch.device | str
-) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters, fused on CUDA and CPU.
+) -> torch.optim.Optimizer:
+    """AdamW over the trainable parameters, fused on CUDA and CPU; or Muon over the hidden matrices of them.
 
-    Two groups: matrices and embeddings with `weight_decay`, then biases and norms without.
-    The groups' `lr` is a placeholder: the trainer sets it before each step by `lr_at`.
+    Groups: with `MuonConfig` first Muon's; then matrices and embeddings with `weight_decay`, then biases and
+    norms without. Their `lr` is a placeholder: the trainer sets it before each step by `lr_at`.
     """
     import torch
 
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    hidden = hidden_matrices(model) if isinstance(config, MuonConfig) else []
+    chosen = {id(parameter) for parameter in hidden}
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in others if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0},
     ]
     beta1, beta2 = config.betas
     fused = torch.device(device).type in ("cuda", "cpu")
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2), fused=fused)
+    if not isinstance(config, MuonConfig):
+        return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2), fused=fused)
+    check_available(config)
+    from harness.muon import MuonAdamW
+
+    return MuonAdamW(
+        hidden, groups, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum,
+        betas=(beta1, beta2), fused=fused,
+    )  # fmt: skip
+
+
+def check_available(config: OptimizerConfig) -> None:
+    """Raises `UserError` where the installed torch has no such optimizer."""
+    import torch
+
+    if isinstance(config, MuonConfig) and not hasattr(torch.optim, "Muon"):
+        raise UserError(
+            "optimizer=muon is torch.optim.Muon, which came with torch 2.9, and this is torch "
+            f"{torch.__version__}: use a newer one, or optimizer=adamw"
+        )
+
+
+def hidden_matrices(model: nn.Module) -> list[Tensor]:
+    """The trainable weights of linear maps: from states to states, so neither embeddings nor the head."""
+    from torch import nn
+
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return [module.weight for module in linear if module.weight.requires_grad]
+
+
+def state_numbers(model: nn.Module, config: OptimizerConfig) -> int:
+    """How many numbers the optimizer keeps: two moments of a parameter, of Muon's one."""
+    hidden = hidden_matrices(model) if isinstance(config, MuonConfig) else []
+    everything = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return 2 * everything - sum(weight.numel() for weight in hidden)
 
 
 def lr_at(step: int, lr: float, schedule: ScheduleConfig, total_steps: int) -> float:

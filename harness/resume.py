@@ -39,8 +39,8 @@ TABLE: tuple[Row, ...] = (
         "the rest of the lr schedule changes with it unless schedule.total_steps is set",
     ),
     Row(
-        FREE, ("optimizer.lr", "optimizer.weight_decay", "optimizer.betas", "schedule.name",
-               "schedule.warmup_steps", "schedule.total_steps", "schedule.min_lr_ratio",
+        FREE, ("optimizer.lr", "optimizer.weight_decay", "optimizer.betas", "optimizer.momentum",
+               "schedule.name", "schedule.warmup_steps", "schedule.total_steps", "schedule.min_lr_ratio",
                "schedule.decay_fraction"),
         "wins over the checkpoint's from the next step on",
     ),

@@ -20,6 +20,7 @@ from harness.data_setup import Data, open_data
 from harness.device import select_device
 from harness.identity import progress_of
 from harness.loaders import Loader, make_loader
+from harness.optim import check_available
 from harness.resume import Changes
 
 
@@ -66,6 +67,7 @@ def settle(config: TrainConfig, path: Path, found: auto_resume.Found) -> Start |
         branch.check_budget(saved, path, completion.budget_of(config, saved))
         resume_data.check_place(saved, config)
     completion.check_warmup(config, saved)
+    check_available(config.optimizer)
     initial = weights.open_initial(config) if saved is None else None
     return Start(found, changes, initial, select_device(config.device))
 

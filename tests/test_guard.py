@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness import incidents
 from harness.errors import RunFailed
 from harness.guard import MOST_SKIPS, Guard
 from harness.loaders import Batch
+from harness.muon import MuonAdamW
 from tests.helpers_runs import tiny_config
 
 Parameters = list[torch.nn.Parameter]
@@ -41,10 +43,10 @@ class Trained:
     """A few parameters under a guard, trained with gradients that the step's number decides."""
 
     def __init__(
-        self, path: Path, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any
+        self, path: Path, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **options: Any
     ):
         self.parameters = parameters()
-        self.optimizer = optimizer(self.parameters, lr=1e-2, **options)  # type: ignore[call-arg]
+        self.optimizer = optimizer(self.parameters, lr=1e-2, **options)
         self.path, self.step = path, 0
 
     def begin(self, on_nonfinite: str) -> Trained:
@@ -81,12 +83,20 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
-KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
+def muon(parameters: Parameters, lr: float) -> MuonAdamW:
+    matrices, others = parameters[:1], [{"params": parameters[1:]}]
+    settings: dict[str, Any] = {"weight_decay": 0.1, "momentum": 0.95, "betas": (0.9, 0.95), "fused": True}
+    return MuonAdamW(list(matrices), others, lr=lr, **settings)
+
+
+KINDS: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.AdamW, {"fused": True}),
     (torch.optim.AdamW, {"fused": False}),
     (torch.optim.SGD, {"momentum": 0.9}),
+    (muon, {}),
 ]
-EVERY_KIND = pytest.mark.parametrize(("kind", "options"), KINDS, ids=["fused", "foreach", "sgd"])
+EVERY_KIND = pytest.mark.parametrize(("kind", "options"), KINDS, ids=["fused", "foreach", "sgd", "muon"])
+HELD_KINDS = pytest.mark.parametrize(("kind", "options"), [KINDS[0], KINDS[3]], ids=["fused", "muon"])
 
 
 @EVERY_KIND
@@ -119,8 +129,11 @@ def test_a_step_that_is_not_finite_changes_neither_weights_nor_optimizer(
     assert same(trained.tensors(), alone.tensors())
 
 
-def test_a_first_step_that_is_skipped_leaves_the_moments_of_a_fresh_optimizer(tmp_path: Path) -> None:
-    trained, alone = Trained(tmp_path, fused=True).begin("skip"), Trained(tmp_path, fused=True)
+@HELD_KINDS
+def test_a_first_step_that_is_skipped_leaves_the_moments_of_a_fresh_optimizer(
+    tmp_path: Path, kind: Any, options: Any
+) -> None:
+    trained, alone = Trained(tmp_path, kind, **options).begin("skip"), Trained(tmp_path, kind, **options)
     trained.take(NAN, NAN)
     trained.take()
     alone.step = 1
@@ -128,8 +141,11 @@ def test_a_first_step_that_is_skipped_leaves_the_moments_of_a_fresh_optimizer(tm
     assert same(trained.tensors(), alone.tensors())
 
 
-def test_after_a_bad_step_no_later_one_changes_anything_until_the_run_stops(tmp_path: Path) -> None:
-    trained = Trained(tmp_path, fused=True).begin("stop")
+@HELD_KINDS
+def test_after_a_bad_step_no_later_one_changes_anything_until_the_run_stops(
+    tmp_path: Path, kind: Any, options: Any
+) -> None:
+    trained = Trained(tmp_path, kind, **options).begin("stop")
     trained.take()
     before = trained.tensors()
     trained.take(NAN, NAN, note=False)
@@ -251,8 +267,9 @@ def test_an_optimizers_checkpoint_holds_nothing_of_the_guard(tmp_path: Path) -> 
     ]
 
 
-def test_an_optimizer_that_was_restored_is_still_held_back(tmp_path: Path) -> None:
-    trained = Trained(tmp_path, fused=True).begin("skip")
+@HELD_KINDS
+def test_an_optimizer_that_was_restored_is_still_held_back(tmp_path: Path, kind: Any, options: Any) -> None:
+    trained = Trained(tmp_path, kind, **options).begin("skip")
     trained.take()
     saved = trained.optimizer.state_dict()
     trained.optimizer.load_state_dict(saved)

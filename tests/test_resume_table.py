@@ -262,8 +262,9 @@ FREE_CHANGES: dict[str, Any] = {
 }  # fmt: skip
 # Of variants that the tiny run has not, paths and digests; they are compared in the same way.
 _NOT_TRIED = {
-    "trainer.max_tokens", "schedule.decay_fraction", "evaluation.set", "data.expect_sha256", "run.name",
-    "model.name", "resume", "resume_accept", "check", "sweep.name", "sweep.keys",
+    "trainer.max_tokens", "optimizer.momentum", "schedule.decay_fraction", "evaluation.set",
+    "data.expect_sha256", "run.name", "model.name", "resume", "resume_accept", "check", "sweep.name",
+    "sweep.keys",
 }  # fmt: skip
 
 

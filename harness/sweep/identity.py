@@ -48,6 +48,7 @@ COUNTED: tuple[str, ...] = (
     "loader.window_tokens",
     "model.n_layer", "model.n_head", "model.n_embd", "model.dropout",
     "optimizer.name", "optimizer.lr", "optimizer.weight_decay", "optimizer.betas",
+    "optimizer.momentum",
     "schedule.name", "schedule.warmup_steps", "schedule.total_steps", "schedule.min_lr_ratio",
     "schedule.decay_fraction",
     "trainer.max_steps", "trainer.max_tokens", "trainer.micro_batch_size", "trainer.grad_clip",
