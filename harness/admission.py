@@ -19,18 +19,11 @@ except ImportError:  # no such locks here: two processes in one directory go unn
     fcntl = None  # type: ignore[assignment]
 
 
-def refuse_several_processes() -> None:
-    """torchrun would train one model a process, side by side."""
-    count = os.environ.get("WORLD_SIZE") or "1"
-    if count != "1":
-        raise UserError(
-            f"started as one of several processes (WORLD_SIZE={count}), but a run trains on one device: "
-            "each process would train a model of its own. Start it without torchrun."
-        )
+def check(config: TrainConfig, path: Path, found: Found, *, again: bool = False) -> None:
+    """Raise `UserError` where a run that begins at what was found may not write into `path`.
 
-
-def check(config: TrainConfig, path: Path, found: Found) -> None:
-    """Raise `UserError` where a run that begins at what was found may not write into `path`."""
+    `again`: it is the run of `path` that its launcher starts again.
+    """
     saved = found.saved
     if saved is not None and saved.run_dir == path:
         steps = checkpoint.complete_steps(path)
@@ -52,6 +45,8 @@ def check(config: TrainConfig, path: Path, found: Found) -> None:
     if not run_dir.holds_a_run(path):
         return
     steps, begun = checkpoint.complete_steps(path), checkpoint.incomplete_steps(path)
+    if again and not steps and not begun:
+        return
     if config.resume == "auto" and not steps:
         if not begun:
             _check_no_branch(path)

@@ -49,7 +49,6 @@ def check_run(config: TrainConfig, path: Path) -> None:
     where a step does not fit into memory.
     """
     path = Path(os.path.abspath(path))
-    admission.refuse_several_processes()
     found = auto_resume.find(config, path)
     occupied = _refusal(config, path, found)
     begin = start.settle(config, path, found)

@@ -14,17 +14,30 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from harness import checkpoint, overrides
+from harness import checkpoint, elastic, overrides, ranks_output, rendezvous
 from harness.composition import composed_files, to_dataclass
 from harness.config import TrainConfig
 from harness.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError
 from harness.helptext import wants_help
 from harness.hydra_app import run_app
+from harness.meeting import Meeting
 from harness.script_words import reader_may_leave
 
 
 def main() -> None:
-    """`python train.py` and the console script `harness-train`."""
+    """`python train.py` and the console script `harness-train`; a rank of a run, where torchrun starts it."""
+    try:
+        with rendezvous.meeting() as meeting:
+            if meeting.was_refused:
+                raise SystemExit(EXIT_USER)
+            ranks_output.only_of_rank_0(meeting.ranks)
+            _main(meeting)
+    except UserError as error:  # of the meeting itself
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USER) from None
+
+
+def _main(meeting: Meeting) -> None:
     try:
         line, said_auto = prepared(sys.argv[1:])
         if line.multirun and not line.only_shows:
@@ -38,10 +51,12 @@ def main() -> None:
                 "would be trained; of one configuration, drop -m and give each key one value"
             )
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if meeting.is_to_say(error):
+            print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
     except OSError as error:  # a run directory that may not be looked into
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        if meeting.is_to_say(error):
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         raise SystemExit(EXIT_FAILED) from None
     run_app("train", functools.partial(_train, said_auto=said_auto), line)
 
@@ -52,6 +67,7 @@ def prepared(argv: list[str]) -> tuple[overrides.CommandLine, bool]:
 
     line = overrides.split(argv)
     line.overrides = overrides.quote_paths(line.overrides, multirun=line.multirun)
+    line = elastic.as_meant_now(line, rendezvous.current())
     said_auto = overrides.value_of(line.overrides, "resume") == "auto"
     line = resume_words.prepare(line)
     return overrides.CommandLine(line.flags, overrides.one_budget(line.overrides)), said_auto
@@ -61,7 +77,7 @@ def _train(cfg: DictConfig, *, said_auto: bool) -> float | None:
     """Run a composed configuration; `said_auto`: its run's own words were replayed if it has a checkpoint."""
     config = to_dataclass(cfg)
     _refuse_sweep(config)
-    path = Path(HydraConfig.get().runtime.output_dir)
+    path = Path(rendezvous.current().agree("path", HydraConfig.get().runtime.output_dir))
     if config.resume == "auto" and not said_auto and checkpoint.complete_steps(path):
         raise UserError(
             f"resume=auto found checkpoints in {path}, but the run's own words were not replayed. Say both "

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import rendezvous
 from harness.commands import override, prepare_command, shell_word, shown
 from harness.config import PrepareScriptConfig, TrainConfig, get, layout, set_directory
 from harness.config_groups import LoaderConfig, PrepareConfig
 from harness.errors import UserError
+from harness.meeting import Meeting
 from harness.storage import PairStore, Store, TokenStore, open_split
 from harness.storage.manifest import load_manifest
 from harness.storage.verify import ensure_verified
@@ -41,20 +44,46 @@ class Data:
     train: Store
     validation: Store
 
+    @property
+    def stores(self) -> tuple[Store, Store]:
+        return self.train, self.validation
+
     def close(self) -> None:
         self.train.close()
         self.validation.close()
 
 
-def open_data(config: TrainConfig, report: Callable[[str], None], *, writes: bool = True) -> Data:
+def open_data(
+    config: TrainConfig,
+    report: Callable[[str], None],
+    *,
+    writes: bool = True,
+    meeting: Meeting | None = None,
+) -> Data:
     """Open the configured set; prepare the embedded corpus first where it is missing.
 
-    With `writes` False nothing is prepared, and nobody remembers that the set was verified. Raises
-    `UserError` where the set is missing, damaged, or not what the configuration says it is.
+    With `writes` False nothing is prepared, and nobody remembers that the set was verified. One rank of each
+    host prepares and verifies, the others of the host wait for it. Raises `UserError` where the set is
+    missing, damaged, or not what the configuration says it is; and where the hosts have different sets.
     """
+    meeting = meeting or rendezvous.current()
+    with meeting.one_by_host("data") as first:
+        for missing in unprepared(config) if writes and first else []:
+            _prepare(missing, report)
+        data = _opened(config)
+        try:
+            # By place and not by digest: a copy of a set has files of its own.
+            for manifest in {store.manifest.path: store.manifest for store in data.stores}.values():
+                ensure_verified(manifest, config.data.verify if first else "headers", report, keep=writes)
+        except BaseException:
+            data.close()
+            raise
+    _check_alike(data, meeting)
+    return data
+
+
+def _opened(config: TrainConfig) -> Data:
     directory = set_directory(config)
-    for missing in unprepared(config) if writes else []:
-        _prepare(missing, report)
     again = prepare_command(config, "prepare.overwrite=true")
     train = open_split(directory, "train", mmap=config.data.mmap, prepare_command=again)
     _check_digest(config, train)
@@ -65,11 +94,25 @@ def open_data(config: TrainConfig, report: Callable[[str], None], *, writes: boo
             "targets, so there is nothing to learn from. Prepare rows that hold text: "
             + prepare_command(config, "prepare.overwrite=true")
         )
-    validation = _open_validation(config, train)
-    # By place and not by digest: a copy of a set has files of its own.
-    for manifest in {store.manifest.path: store.manifest for store in (train, validation)}.values():
-        ensure_verified(manifest, config.data.verify, report, keep=writes)
-    return Data(train, validation)
+    return Data(train, _open_validation(config, train))
+
+
+def _check_alike(data: Data, meeting: Meeting) -> None:
+    """Raise `UserError` where another rank opened another set: each would train on rows of its own batch."""
+    mine = [[store.metadata_sha256, str(store.manifest.path)] for store in data.stores]
+    answers = meeting.gather("sets", [socket.gethostname(), mine])
+    host, first = answers[0]
+    for other_host, other in answers:
+        for (ours, path), (theirs, other_path), word in zip(
+            first, other, ("training", "validation"), strict=True
+        ):
+            if ours != theirs:
+                data.close()
+                raise UserError(
+                    f"the {word} set on {host}, {path}, has metadata_sha256 {ours}, and that on "
+                    f"{other_host}, {other_path}, has {theirs}: each host would give other tokens to a step. "
+                    "Copy one of the sets to the other host; data.expect_sha256 says which is meant"
+                )
 
 
 def unprepared(config: TrainConfig) -> list[TrainConfig]:

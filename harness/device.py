@@ -10,6 +10,7 @@ import torch
 
 from harness.config import TrainConfig
 from harness.errors import UserError
+from harness.ranks import ALONE, Ranks
 
 # Dense bf16 peak in FLOP/s, from the vendors' data sheets. The longest name that fits wins.
 _PEAK_FLOPS = {
@@ -25,11 +26,16 @@ _PEAK_FLOPS = {
 }
 
 
-def select_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises `UserError` for a device that is not there."""
+def select_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """`auto` is CUDA where there is one; each of several ranks has the GPU of its number on its host.
+
+    Raises `UserError` for a device that is not there, and for one that two ranks would share.
+    """
     available = torch.cuda.is_available()
     if name == "auto":
         name = "cuda" if available else "cpu"
+    if ranks.several and name.startswith("cuda"):
+        name = _own_gpu(name, ranks)
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -43,6 +49,23 @@ def select_device(name: str) -> torch.device:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # or pinned memory and the like would take memory of the first one
     return device
+
+
+def _own_gpu(name: str, ranks: Ranks) -> str:
+    own = f"cuda:{ranks.local_rank}"
+    if name not in ("cuda", own):
+        raise UserError(
+            f"device={name}, but this is rank {ranks.rank} of {ranks.size}, number {ranks.local_rank} on its "
+            "host: ranks cannot share a GPU. Use device=auto, which gives each its own; CUDA_VISIBLE_DEVICES "
+            "says which there are"
+        )
+    if torch.cuda.is_available() and ranks.local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"rank {ranks.rank} is number {ranks.local_rank} on its host, counted from 0, but torch sees "
+            f"{torch.cuda.device_count()} CUDA devices there: ranks cannot share one. Start fewer: "
+            f"--nproc-per-node={torch.cuda.device_count()}; or use device=cpu"
+        )
+    return own
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:

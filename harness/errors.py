@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 # What the process says when it ends; DESIGN 4b.
 EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_STOPPED, EXIT_AT_ONCE = 0, 1, 2, 75, 130
@@ -27,6 +28,16 @@ class RunFailed(Exception):
     def __init__(self, message: str, reason: str = "error") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class PeerFailed(RunFailed):
+    """The run ended because rank `rank` did. `fields`: what status.json would say of its error there
+    (`failure.fields`); empty where it left no word.
+    """
+
+    def __init__(self, message: str, rank: int | None, fields: dict[str, Any]) -> None:
+        super().__init__(message, reason=fields.get("reason", "lost"))
+        self.rank, self.fields = rank, fields
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

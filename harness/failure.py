@@ -6,6 +6,7 @@
 | diverged      | a loss or gradient that is no number                              |
 | out_of_memory | of the device or of the host; the system's own killer leaves none |
 | disk          | a disk that is full, gone or not to be written to                 |
+| lost          | another rank that ended without a word, as when it was killed     |
 | error         | anything else, with a traceback                                   |
 """
 
@@ -16,7 +17,7 @@ import sys
 import traceback
 from typing import Any
 
-from harness.errors import EXIT_FAILED, EXIT_USER, RunFailed, UserError
+from harness.errors import EXIT_FAILED, EXIT_USER, PeerFailed, RunFailed, UserError
 
 _DISK_ERRORS = {
     errno.ENOSPC,
@@ -46,7 +47,11 @@ def reason_of(error: BaseException) -> str:
 
 
 def exit_code(error: BaseException) -> int:
-    """What a single run exits with."""
+    """What a single run exits with; where another rank failed, what that one does."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    if isinstance(error, PeerFailed):
+        return int(error.fields.get("exit_code", EXIT_FAILED))
     return EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
 
 
@@ -76,7 +81,9 @@ def cause(error: Exception) -> Exception | None:
 
 
 def fields(error: BaseException) -> dict[str, Any]:
-    """What status.json says of it."""
+    """What status.json says of it; where another rank failed, what that one said of itself, and which."""
+    if isinstance(error, PeerFailed) and error.fields:
+        return {**error.fields, "error": str(error), "rank": error.rank}
     return {
         "exit_code": exit_code(error),
         "error": f"{type(error).__name__}: {error}",

@@ -20,9 +20,9 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from harness import failure, helptext, hints, overrides
+from harness import failure, helptext, hints, overrides, ranks_output, rendezvous
 from harness.composition import config_dir, register
-from harness.errors import EXIT_FAILED, EXIT_USER
+from harness.errors import EXIT_FAILED, EXIT_USER, UserError
 from harness.script_words import reader_may_leave
 
 
@@ -55,8 +55,11 @@ def run_app(config_name: str, task: Callable[[DictConfig], Any], line: overrides
         return
     register()
     logging.raiseExceptions = False  # a closed terminal or pipe must not fill a run's stderr with tracebacks
+    meeting = rendezvous.current()
     # Hydra would write into a finished run's .hydra before the run is refused.
     sys.argv = [sys.argv[0], *line.words(), "hydra.output_subdir=null"]
+    if not meeting.ranks.leads:
+        sys.argv.append("hydra.run.dir=.")  # rank 0 alone makes one
     stderr = _HeldStderr()
 
     def job(cfg: DictConfig) -> Any:
@@ -68,7 +71,9 @@ def run_app(config_name: str, task: Callable[[DictConfig], Any], line: overrides
     except SystemExit as stop:
         if not (stderr.is_holding and stop.code == EXIT_FAILED):
             raise
-        print(hints.reword(stderr.take(), config_dir(), config_name, line), file=sys.stderr)
+        words = hints.reword(stderr.take(), config_dir(), config_name, line)
+        if meeting.is_to_say(UserError(words)):
+            print(words, file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
     finally:
         stderr.release()
@@ -77,10 +82,14 @@ def run_app(config_name: str, task: Callable[[DictConfig], Any], line: overrides
 def _guarded(task: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
     """Run a job; a user's mistake ends it with exit code 2 and no traceback, but never a whole sweep."""
     os.chdir(HydraConfig.get().runtime.cwd)  # hydra.job.chdir must not move what relative paths mean
+    meeting = rendezvous.current()
+    ranks_output.log_of(meeting.ranks)
     try:
         return task(cfg)
     except Exception as error:
         words = failure.in_words(error)
+        if not meeting.is_to_say(error):
+            raise SystemExit(failure.exit_code(error)) from None
         if words is None:
             raise
         raise _ending(f"error: {words}", failure.exit_code(error)) from failure.cause(error)

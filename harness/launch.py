@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import math
 import os
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from harness import (
     growth,
     incidents,
     lineage,
+    rendezvous,
     retention,
     run_dir,
     start,
@@ -38,12 +38,14 @@ from harness.config_record import to_dict
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from harness.identity import identity_of, keep_origin, lineage_of, progress_of
 from harness.loaders import Loader
+from harness.meeting import Meeting
 from harness.model import parameter_count
 from harness.peak_memory import PeakMemory
 from harness.preemption import TRACKER_SECONDS, StopRequest, listening
+from harness.ranks import joined
 from harness.run_dir import JOB_FILE
 from harness.start import Plan
-from harness.tracking import TrackedRun, Tracker, open_tracker
+from harness.tracking import NoTracker, TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
 from harness.trainer import Run, data_chain, train
 
@@ -64,30 +66,43 @@ def launch(config: TrainConfig, path: Path, composed: dict[str, str] | None = No
     """Run `config` in the directory `path`; `composed` are the files for `.hydra/`, by name.
 
     `config.resume` is a checkpoint: of a run in `path` itself to go on, of another run to branch from it.
-    Raises `UserError` before anything is written where the run may not start.
+    Every rank calls it; the first one writes. Raises `UserError` before anything is written where the run
+    may not start.
     """
-    with listening() as stop:
-        return _launch(config, Path(os.path.abspath(path)), composed or {}, stop)
+    with rendezvous.meeting() as meeting, listening() as stop:
+        return _launch(config, Path(os.path.abspath(path)), composed or {}, stop, meeting)
 
 
-def _launch(config: TrainConfig, path: Path, composed: dict[str, str], stop: StopRequest) -> Outcome:
-    admission.refuse_several_processes()
+def _launch(
+    config: TrainConfig, path: Path, composed: dict[str, str], stop: StopRequest, meeting: Meeting
+) -> Outcome:
+    ranks, again = meeting.ranks, meeting.earlier == path
     found = auto_resume.find(config, path)
-    admission.check(config, path, found)
-    begin = start.settle(config, path, found)
+    if ranks.leads:
+        admission.check(config, path, found, again=again)
+    begin = start.settle(config, path, found, ranks)
+    start.check_alike(found, meeting)  # and nobody prepares or writes before that
     if begin is None:
         assert found.saved is not None
         log.info("%s", completion.in_words(config, path, found.saved))
         val_loss = completion.with_evaluation(found.saved).trainer["val_loss"]
         return Outcome(path, found.saved.step, val_loss)
-    with start.opened(config, path, begin, log.info) as plan:
+    meeting.keep(path)
+    with (
+        joined(ranks, begin.device.type),
+        start.opened(config, path, begin, log.info, meeting=meeting) as plan,
+    ):
         memory = PeakMemory(plan.device)
         plan.changes.extend(memory.notes)
         learner = start.learner_of(plan)  # its random state is restored once more before the first step
+        if not ranks.leads:
+            meeting.gather("ready")
+            return _follow(plan, learner, memory, stop, meeting)
         path.mkdir(parents=True, exist_ok=True)
         with admission.locked(path):
-            admission.check(config, path, found)  # again: another start may have come first
-            return _execute(plan, learner, memory, composed, stop)
+            admission.check(config, path, found, again=again)  # once more: another start may have come first
+            meeting.gather("ready")
+            return _execute(plan, learner, memory, composed, stop, meeting)
 
 
 def record(config: TrainConfig) -> dict[str, Any]:
@@ -95,8 +110,41 @@ def record(config: TrainConfig) -> dict[str, Any]:
     return to_dict(dataclasses.replace(config, resume=None, resume_accept=[]))
 
 
+def _follow(plan: Plan, learner: Learner, memory: PeakMemory, stop: StopRequest, meeting: Meeting) -> Outcome:
+    """Train as every other rank than the first: nothing is written here."""
+    meeting.gather("places", run_dir.place(plan.device))
+    began = meeting.agree("began", None)
+    run = assemble(
+        plan.config, plan.path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
+        saved=plan.saved, status=run_dir.NoStatus(), tracker=NoTracker(), identity=began["identity"],
+        unevaluated=began["unevaluated"], memory=memory, ranks=meeting.ranks,
+    )  # fmt: skip
+    with _looping(run, plan, learner, stop):
+        finished = train(run, stop)
+    return Outcome(plan.path, run.progress.step, run.progress.val_loss, stopped=not finished)
+
+
+@contextlib.contextmanager
+def _looping(run: Run, plan: Plan, learner: Learner, stop: StopRequest) -> Iterator[None]:
+    """Around the loop: the random state before its first step; what it has opened, closed."""
+    if plan.saved is not None:  # last, so that nothing between here and the first step draws a number
+        take_up.restore_rng(plan.saved, learner, plan.config, plan.device)
+    with (
+        contextlib.closing(run.log.metrics),
+        contextlib.closing(run.saver),
+        run.chain,
+        stop.asking(),
+    ):
+        yield
+
+
 def _execute(
-    plan: Plan, learner: Learner, memory: PeakMemory, composed: dict[str, str], stop: StopRequest
+    plan: Plan,
+    learner: Learner,
+    memory: PeakMemory,
+    composed: dict[str, str],
+    stop: StopRequest,
+    meeting: Meeting,
 ) -> Outcome:
     path, saved, manifest = plan.path, plan.saved, plan.data.train.manifest
     step = progress_of(saved).step
@@ -111,7 +159,8 @@ def _execute(
     cut_after(path / "metrics.jsonl", step)
     incidents.cut_after(path, step)
     summary.cut_after(path, step)
-    run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step)
+    places = meeting.gather("places", run_dir.place(plan.device))
+    run_dir.write_inputs(path, record(plan.config), composed, manifest.raw, step, places)
     growth.keep_manifests(path, segments)
     lineage.write(path, segments)
     status = run_dir.Status(
@@ -119,11 +168,14 @@ def _execute(
         wandb_id=before.get("wandb_id"), wandb_last_step=before.get("wandb_last_step"),
     )  # fmt: skip
     stop.record = status.end
+    meeting.record = lambda failed: _record(status, failed)
     with (
         run_dir.log_file(path),
-        _recorded(status, stop) as ending,
+        _recorded(status, stop, meeting) as ending,
         _tracker(plan, identity, status, ending, stop) as tracker,
     ):
+        if meeting.earlier is not None:
+            log.info("again     started by its launcher, after an earlier start of the same job")
         for line in plan.changes:
             log.info("%s", line)
         for gone in retention.clean_leftovers(path):
@@ -133,19 +185,13 @@ def _execute(
         run = assemble(
             plan.config, path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
             saved=saved, status=status, tracker=tracker, identity=identity, unevaluated=unevaluated,
-            memory=memory,
+            memory=memory, ranks=meeting.ranks,
         )  # fmt: skip
-        _describe(run, plan)
+        _describe(run, plan, places)
         if saved is not None and plan.goes_on:
             run.saver.remove_surplus(saved.trainer)
-        if saved is not None:  # last, so that nothing between here and the first step draws a number
-            take_up.restore_rng(saved, learner, plan.config, plan.device)
-        with (
-            contextlib.closing(run.log.metrics),
-            contextlib.closing(run.saver),
-            run.chain,
-            stop.asking(),
-        ):
+        meeting.agree("began", {"identity": identity, "unevaluated": unevaluated})
+        with _looping(run, plan, learner, stop):
             finished = train(run, stop)
             figures = summary.write(run, segments, plan.data.train, finished=finished)
             tracker.summarize(summary.for_tracker(run, figures, data_chain(run)))
@@ -161,7 +207,7 @@ class _Ending:
 
 
 @contextlib.contextmanager
-def _recorded(status: run_dir.Status, stop: StopRequest) -> Iterator[_Ending]:
+def _recorded(status: run_dir.Status, stop: StopRequest, meeting: Meeting) -> Iterator[_Ending]:
     """Whatever happens, status.json says how the run ended, and train.log holds the traceback."""
     ending = _Ending()
     try:
@@ -171,10 +217,22 @@ def _recorded(status: run_dir.Status, stop: StopRequest) -> Iterator[_Ending]:
             log.info("stopped by %s before a step was made; nothing had to be saved", stop.name)
             status.end(EXIT_STOPPED)
             raise
-        status.update(state="failed", **failure.fields(error))
-        logging.getLogger("harness.file").error("%s", traceback.format_exc())
+        cause = meeting.cause(error)
+        _record(status, cause)
+        if cause is not error:
+            raise cause from error
         raise
     status.end(ending.exit_code)
+
+
+def _record(status: run_dir.Status, error: BaseException) -> None:
+    """What ended the run, on this rank or on another one."""
+    if failure.exit_code(error) == EXIT_STOPPED:  # a signal to another rank, before the loop
+        status.end(EXIT_STOPPED)
+        return
+    fields = failure.fields(error)
+    status.update(state="failed", **fields)
+    logging.getLogger("harness.file").error("%s", fields["traceback"])
 
 
 @contextlib.contextmanager
@@ -209,7 +267,7 @@ def _tracker(
         tracker.finish(code, at_most=math.inf if stop.name is None else TRACKER_SECONDS)
 
 
-def _describe(run: Run, plan: Plan) -> None:
+def _describe(run: Run, plan: Plan, places: list[dict[str, Any]]) -> None:
     config, train_split = run.config, plan.data.train
     log.info("run       %s", shown(run.path))
     log.info(
@@ -228,6 +286,8 @@ def _describe(run: Run, plan: Plan) -> None:
         "trains    to step %d, a line every %d steps",
         run.budget, 1 if config.trainer.log_batch_hash else config.trainer.log_interval,
     )  # fmt: skip
+    if run.ranks.several:
+        log.info("ranks     %s", _ranks_in_words(run, places))
     if run.limit.minutes is not None:
         log.info(
             "time      trainer.max_minutes=%g of this process: it stops before, in time to save",
@@ -235,6 +295,12 @@ def _describe(run: Run, plan: Plan) -> None:
         )
     if run.progress.step:
         log.info("resumed   at step %d, epoch %d", run.progress.step, run.progress.epoch)
+
+
+def _ranks_in_words(run: Run, places: list[dict[str, Any]]) -> str:
+    hosts = list(dict.fromkeys(place["host"] for place in places))
+    rows = run.loader.batch_size // run.ranks.size
+    return f"{run.ranks.size} on {', '.join(hosts)}, {rows} of a step's sequences each"
 
 
 def _epoch_in_words(config: TrainConfig, loader: Loader) -> str:

@@ -15,26 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import failure
-from harness.errors import RunFailed
+from harness.errors import PeerFailed
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 GRACE_S = 5.0  # for the others to see and say it too
 _POLL_S = 0.05
-_FAILED, _LOST, _PLACE = "harness/failed/{}", "harness/lost/{}", "harness/place/{}"
+_FAILED, _LOST, _PLACE = "failed/{}", "lost/{}", "place/{}"
+_FIRST = "first"
 # How torch says, as a plain RuntimeError, that a collective came to nothing.
 _COLLECTIVE = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Timed out waiting")
-
-
-class PeerFailed(RunFailed):
-    """The run ended because rank `rank` did. `fields`: what status.json would say of its error there
-    (`failure.fields`); empty where it left no word.
-    """
-
-    def __init__(self, message: str, rank: int | None, fields: dict[str, Any]) -> None:
-        super().__init__(message, reason=fields.get("reason", "error"))
-        self.rank, self.fields = rank, fields
 
 
 class Peers:
@@ -44,11 +35,25 @@ class Peers:
         self._store, self._rank, self._size = store, rank, size
         self._set(_PLACE, {"host": socket.gethostname(), "pid": os.getpid()})
 
+    def first(self) -> PeerFailed | None:
+        """The first rank that left a cause, from where it does not matter; None where all get on."""
+        rank = self.first_rank()
+        if rank is None:
+            return None
+        fields = self._get(_FAILED, rank)
+        return PeerFailed(f"{self._name(rank)} failed: {fields['error']}", rank, fields)
+
+    def first_rank(self) -> int | None:
+        return int(self._store.get(_FIRST)) if self._store.check([_FIRST]) else None
+
     def explain(self, error: BaseException) -> PeerFailed | None:
         """Tell the others of `error`; where it is only what another rank's end looks like from here, that."""
+        if isinstance(error, PeerFailed):
+            return None
         try:
             if not is_of_a_collective(error):
                 self._set(_FAILED, failure.fields(error))
+                self._store.compare_set(_FIRST, "", str(self._rank))
                 return None
             self._set(_LOST, {})
             return self._find(error)

@@ -18,10 +18,8 @@ from harness.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import Store
 
-    from harness.peers import Peers
-
-JOIN_S = 300.0  # seconds for every rank to come
 # Seconds for a rank to take its part in what the others wait in. Rank 0 may verify data, sample text or wait
 # for a disk meanwhile.
 TIMEOUT_S = 1800.0
@@ -119,7 +117,6 @@ class _Joined:
 
     ranks: Ranks
     hosts: Any
-    peers: Peers
 
 
 _now: _Joined | None = None
@@ -174,38 +171,29 @@ def joined(ranks: Ranks, device_name: str, *, timeout_s: float = TIMEOUT_S) -> I
     if not ranks.several:
         yield ranks
         return
-    _now = _join(ranks, device_name, timeout_s)
-    try:
-        yield ranks
-        ranks.barrier()  # whoever is done waits for what rank 0 still writes, and hears if that fails
-    except BaseException as error:
-        cause = _now.peers.explain(error)
-        _now = None
-        if cause is not None:
-            raise cause from error
-        raise
-    _leave()
+    from harness.meeting import RanksMeeting
+    from harness.rendezvous import MEET_S, meeting
+
+    with meeting(min(MEET_S, timeout_s)) as met:
+        assert isinstance(met, RanksMeeting)
+        _now = _join(ranks, device_name, timeout_s, met.store)
+        try:
+            yield ranks
+            ranks.barrier()  # whoever is done waits for what rank 0 still writes, and hears if that fails
+        except BaseException as error:
+            _now = None
+            cause = met.peers.explain(error)
+            if cause is not None:
+                raise cause from error
+            raise
+        _leave()
 
 
-def _join(ranks: Ranks, device_name: str, timeout_s: float) -> _Joined:
+def _join(ranks: Ranks, device_name: str, timeout_s: float, store: Store) -> _Joined:
     import torch
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
-
-    from harness.peers import Peers
 
     on_cuda = device_name != "cpu" and torch.cuda.is_available()
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    try:
-        join = timedelta(seconds=min(JOIN_S, timeout_s))
-        store, _, _ = next(rendezvous("env://", ranks.rank, ranks.size, timeout=join))
-    except (dist.DistError, ValueError) as error:
-        raise UserError(
-            f"rank {ranks.rank} of {ranks.size} did not meet the others at {place} (MASTER_ADDR, "
-            f"MASTER_PORT) within {join.total_seconds():g} s: {_first_line(error)}. Look whether all "
-            f"{ranks.size} processes run, and whether that host and port can be reached from this one"
-        ) from error
-    peers = Peers(store, ranks.rank, ranks.size)
     options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
     if on_cuda:
         options["device_id"] = torch.device("cuda", ranks.local_rank)
@@ -217,7 +205,7 @@ def _join(ranks: Ranks, device_name: str, timeout_s: float) -> _Joined:
         **options,
     )
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    return _Joined(ranks, hosts, peers)
+    return _Joined(ranks, hosts)
 
 
 def _leave() -> None:
@@ -231,7 +219,3 @@ def _leave() -> None:
 def _joined() -> _Joined:
     assert _now is not None, "several ranks, and not inside of `joined`"
     return _now
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -37,6 +37,9 @@ from harness.append_file import AppendFile
 from harness.errors import EXIT_DONE
 from harness.files import write_atomic, write_json
 from harness.storage.manifest import manifest_digest
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("harness")
 
@@ -60,9 +63,14 @@ def began_alike(path: Path, config: dict[str, Any], manifest: dict[str, Any]) ->
 
 
 def write_inputs(
-    path: Path, config: dict[str, Any], composed: dict[str, str], manifest: dict[str, Any], step: int
+    path: Path,
+    config: dict[str, Any],
+    composed: dict[str, str],
+    manifest: dict[str, Any],
+    step: int,
+    places: list[dict[str, Any]],
 ) -> None:
-    """What the run was told, at its start (step 0) or at a resume."""
+    """What the run was told, at its start (step 0) or at a resume; `places` of its ranks."""
     (path / ".hydra").mkdir(parents=True, exist_ok=True)
     for name, text in composed.items():
         write_atomic(path / ".hydra" / name, text)
@@ -70,7 +78,8 @@ def write_inputs(
     _keep_manifest(path, manifest)
     write_json(path / growth.COPY, manifest)
     starts = read_starts(path)
-    write_json(path / "environment.json", {"starts": [*starts, {"step": step, **environment()}]})
+    start = {"step": step, **environment(), "world_size": len(places), "ranks": places}
+    write_json(path / "environment.json", {"starts": [*starts, start]})
 
 
 def _keep_manifest(path: Path, manifest: dict[str, Any]) -> None:
@@ -112,6 +121,11 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
+
+
+def place(device: torch.device) -> dict[str, Any]:
+    """Where this process computes."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "device": str(device)}
 
 
 def _version(package: str) -> str | None:
@@ -206,6 +220,22 @@ class Status:
                 log.warning("%s cannot be written (%s): it says what was before", self.path, error.strerror)
             self._said = True
         self._written = time.monotonic()
+
+
+class NoStatus(Status):
+    """That of a rank which writes nothing."""
+
+    def __init__(self) -> None:
+        self.fields = {}
+
+    def update(self, **fields: Any) -> None:
+        self.fields |= fields
+
+    def note(self, **fields: Any) -> None:
+        self.fields |= fields
+
+    def end(self, exit_code: int) -> None:
+        pass
 
 
 def read_status(path: Path) -> dict[str, Any]:

@@ -6,21 +6,26 @@ A run (launch.py) and its plan (`check=true`, check.py) both come through here, 
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from harness import auto_resume, branch, completion, resume, resume_data, take_up, weights
+from harness import auto_resume, branch, completion, rendezvous, resume, resume_data, take_up, weights
 from harness.build import Learner, build_learner
 from harness.checkpoint import Checkpoint
 from harness.config import TrainConfig
 from harness.data_setup import Data, open_data
 from harness.device import select_device
+from harness.errors import UserError
 from harness.identity import progress_of
 from harness.loaders import Loader, make_loader
+from harness.meeting import Meeting
 from harness.optim import check_available
+from harness.ranks import ALONE, Ranks
 from harness.resume import Changes
 
 
@@ -53,7 +58,7 @@ class Plan:
         return self.saved is not None and self.saved.run_dir == self.path
 
 
-def settle(config: TrainConfig, path: Path, found: auto_resume.Found) -> Start | None:
+def settle(config: TrainConfig, path: Path, found: auto_resume.Found, ranks: Ranks = ALONE) -> Start | None:
     """Check what needs no data of a start from what was found; None where nothing is left to do.
 
     Raises `UserError` where the run may not start.
@@ -69,22 +74,50 @@ def settle(config: TrainConfig, path: Path, found: auto_resume.Found) -> Start |
     completion.check_warmup(config, saved)
     check_available(config.optimizer)
     initial = weights.open_initial(config) if saved is None else None
-    return Start(found, changes, initial, select_device(config.device))
+    return Start(found, changes, initial, select_device(config.device, ranks))
+
+
+def check_alike(found: auto_resume.Found, meeting: Meeting) -> None:
+    """Raise `UserError` where the ranks did not all find the same checkpoint to begin from."""
+    saved = found.saved
+    mine = None if saved is None else [saved.step, saved.model_sha256]
+    answers = meeting.gather("begins", [socket.gethostname(), mine])
+    host, first = answers[0]
+    for rank, (other_host, other) in enumerate(answers):
+        if other != first:
+            raise UserError(
+                f"rank 0 on {host} begins from {_in_words(first)}, rank {rank} on {other_host} from "
+                f"{_in_words(other)}: every host reads the checkpoint. Put the run where all hosts see it "
+                "under one path: hydra.run.dir=FOLDER on a disk that they share"
+            )
+
+
+def _in_words(begins: list[Any] | None) -> str:
+    return "nothing" if begins is None else f"step {begins[0]} (sha256 {begins[1]} of the weights)"
 
 
 @contextlib.contextmanager
 def opened(
-    config: TrainConfig, path: Path, start: Start, report: Callable[[str], None], *, writes: bool = True
+    config: TrainConfig,
+    path: Path,
+    start: Start,
+    report: Callable[[str], None],
+    *,
+    writes: bool = True,
+    meeting: Meeting | None = None,
 ) -> Iterator[Plan]:
     """The start with its data open and its loader where the first step reads.
 
     `writes` False leaves no trace of it beside the data either. Raises `UserError` where the data does not
     fit the run.
     """
-    saved = start.found.saved
+    saved, meeting = start.found.saved, meeting or rendezvous.current()
+    ranks = meeting.ranks
     with (
-        contextlib.closing(open_data(config, report, writes=writes)) as data,
-        contextlib.closing(make_loader(config.loader, data.train)) as loader,
+        contextlib.closing(open_data(config, report, writes=writes, meeting=meeting)) as data,
+        contextlib.closing(
+            make_loader(config.loader, data.train, rank=ranks.rank, world_size=ranks.size)
+        ) as loader,
     ):
         if start.initial is not None:
             weights.check_tokenizer(start.initial, data.train.manifest)

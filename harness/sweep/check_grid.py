@@ -61,7 +61,6 @@ def check_grid(grid: Grid) -> int:
 
     It is 1 where the only fault is that a step does not fit into memory. Nothing is written.
     """
-    admission.refuse_several_processes()
     jobs, checker = grid.unique, _Checker(grid)
     count = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
     print(f"sweep {grid.name}, {count} in {shown(grid.folder)}; nothing is started", flush=True)

@@ -1,0 +1,201 @@
+"""What the ranks of a run tell each other without a collective: by way of a store, which rendezvous.py opens.
+
+So it works before there is a process group, however long one of them takes, and in a thread. What does not
+come is waited for by looking, and that ends with the failure of any rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import failure
+from harness.errors import EXIT_USER, PeerFailed
+from harness.peers import Peers
+from harness.preemption import Stopped
+from harness.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+LEAVE_S = 3.0  # for the others to hear of a failure, before its rank ends and the launcher ends them
+GRACE_S = 8.0  # for a main thread to end once another rank has failed
+_LEADER_S = 1.0  # for rank 0 to refuse what this rank refuses too
+_LOOK_S = 0.2
+# Of the job, whichever start of it: the directory it runs in, and that it was refused.
+_JOB, _REFUSED = "harness/job", "harness/refused"
+
+
+class Meeting:
+    """The ranks of one start of a job; this class is that of one process, which has nobody to wait for.
+
+    `earlier`: the directory in which an earlier start of this job ran. `was_refused`: that start was, and its
+    launcher takes it for a crash. `record` is called before this process is ended beside its main thread.
+    Values travel as JSON.
+    """
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self.earlier: Path | None = None
+        self.was_refused = False
+        self.record: Callable[[PeerFailed], object] = _nothing
+
+    def gather(self, name: str, value: Any = None) -> list[Any]:
+        """The value of every rank, by rank, on every rank. Raises `PeerFailed` where one fails meanwhile.
+
+        The n-th call with a `name` on one rank meets the n-th of the others.
+        """
+        return [value]
+
+    def agree(self, name: str, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        return value
+
+    @contextlib.contextmanager
+    def one_by_host(self, name: str) -> Iterator[bool]:
+        """True for the first rank of each host, whose others wait until it is done, however long that is."""
+        yield True
+
+    def keep(self, path: Path) -> None:
+        """Remember for later starts of this job that it runs in `path`."""
+
+    def is_to_say(self, error: BaseException) -> bool:
+        """Whether this process is the one to say `error`: each failure is said once, where it came first.
+
+        The others are told of it here, too.
+        """
+        return True
+
+    def cause(self, error: BaseException) -> BaseException:
+        """What really ended this process, where `error` is only what the end of another rank looks like."""
+        return error
+
+
+class RanksMeeting(Meeting):
+    """The same where a launcher started this process, maybe with others. `raw` is the store of the job.
+
+    `store` and `peers` are those of this start: their keys have the prefix `token`.
+    """
+
+    def __init__(self, ranks: Ranks, raw: Store, token: str) -> None:
+        super().__init__(ranks)
+        from torch.distributed import PrefixStore
+
+        self._raw, self.store = raw, PrefixStore(f"harness/{token}", raw)
+        self.peers = Peers(self.store, ranks.rank, ranks.size)
+        self.earlier = Path(json.loads(raw.get(_JOB))) if raw.check([_JOB]) else None
+        self.was_refused = raw.check([_REFUSED])
+        self._counts: dict[str, int] = {}
+        self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+
+    def gather(self, name: str, value: Any = None) -> list[Any]:
+        place = self._next(name)
+        keys = [f"{place}/{rank}" for rank in range(self.ranks.size)]
+        self.store.set(keys[self.ranks.rank], json.dumps(value))
+        self._until(keys)
+        return [json.loads(text) for text in self.store.multi_get(keys)]
+
+    def agree(self, name: str, value: Any) -> Any:
+        key = self._next(name)
+        if self.ranks.leads:
+            self.store.set(key, json.dumps(value))
+        self._until([key])
+        return json.loads(self.store.get(key))
+
+    @contextlib.contextmanager
+    def one_by_host(self, name: str) -> Iterator[bool]:
+        # Two hosts may have one name, and a launcher knows its number.
+        key = f"{self._next(name)}/{os.environ.get('GROUP_RANK', '')}-{socket.gethostname()}"
+        first = self.ranks.local_rank == 0
+        if not first:
+            self._until([key])
+        yield first
+        if first:
+            self.store.set(key, "done")
+
+    def keep(self, path: Path) -> None:
+        if self.ranks.leads:
+            self._raw.set(_JOB, json.dumps(str(path)))
+
+    def is_to_say(self, error: BaseException) -> bool:
+        try:
+            if not isinstance(error, PeerFailed):
+                self.peers.explain(error)
+            elif error.fields:
+                return False
+            if failure.exit_code(error) == EXIT_USER:
+                self._raw.set(_REFUSED, "yes")
+                if not self.ranks.leads:
+                    self._wait(["said"], _LEADER_S)
+            me = str(self.ranks.rank)
+            said: bytes = self.store.compare_set("said", "", me)
+            return said.decode() == me
+        except RuntimeError:  # the store is gone, and with it whoever could say anything else
+            return True
+
+    def cause(self, error: BaseException) -> BaseException:
+        return self.peers.explain(error) or error
+
+    def leave(self, error: BaseException) -> None:
+        """Before this process ends with `error`: where that came first, every rank hears of it before."""
+        with contextlib.suppress(RuntimeError):
+            if isinstance(error, Stopped) or not isinstance(error, SystemExit):
+                self.peers.explain(error)
+            self.store.set(f"heard/{self.ranks.rank}", "yes")
+            if self.peers.first_rank() == self.ranks.rank:
+                self._wait([f"heard/{rank}" for rank in range(self.ranks.size)], LEAVE_S)
+
+    def close(self) -> None:
+        """Look no more for the failure of others."""
+        self._closed.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        """Once another rank has failed, this process ends, whatever its main thread waits in."""
+        failed: PeerFailed | None = None
+        while failed is None:
+            if self._closed.wait(_LOOK_S):
+                return
+            try:
+                failed = self.peers.first()
+            except RuntimeError:
+                failed = PeerFailed(
+                    "the store in which the ranks meet is gone: rank 0, or its launcher", 0, {}
+                )
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"heard/{self.ranks.rank}", "yes")
+        if not self._closed.wait(GRACE_S):
+            try:
+                self.record(failed)
+            finally:
+                os._exit(failure.exit_code(failed))
+
+    def _next(self, name: str) -> str:
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return f"{name}/{self._counts[name]}"
+
+    def _until(self, keys: list[str]) -> None:
+        while not self._wait(keys, _LOOK_S):
+            if (failed := self.peers.first()) is not None:
+                raise failed
+
+    def _wait(self, keys: list[str], seconds: float) -> bool:
+        """Whether all `keys` are there within so many seconds."""
+        end, pause = time.monotonic() + seconds, 0.002
+        while not (there := bool(self.store.check(keys))) and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.1)
+        return there
+
+
+def _nothing(failed: PeerFailed) -> None:
+    pass

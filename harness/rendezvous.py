@@ -1,0 +1,118 @@
+"""Where the processes of one run meet: in the store of their launcher, or in rank 0's where that has none.
+
+The keys of each start have a prefix of their own, as a launcher that starts a job again keeps its store, and
+with it what the ranks of the start before had left there. torch is imported only where there is a launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from harness.errors import UserError
+from harness.meeting import Meeting, RanksMeeting
+from harness.ranks import Ranks, declared
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+MEET_S = 300.0  # for every rank to come
+_CAME, _MET = "harness/came/{}", "harness/met"
+
+_ALONE = Meeting()
+_current = _ALONE
+
+
+def current() -> Meeting:
+    """The meeting of this process."""
+    return _current
+
+
+@contextlib.contextmanager
+def meeting(meet_s: float = MEET_S) -> Iterator[Meeting]:
+    """The meeting of this process, as its launcher describes it; the one that there is, inside of another.
+
+    An error that leaves the block is told to the other ranks. Raises `UserError` where they do not come.
+    """
+    global _current
+    ranks = declared()
+    if _current is not _ALONE or not (ranks.several or "TORCHELASTIC_RUN_ID" in os.environ):
+        yield _current
+        return
+    store = _open_store(ranks, meet_s)
+    _current = met = RanksMeeting(ranks, store, _token(ranks, store, meet_s))
+    try:
+        yield met
+    except BaseException as error:
+        met.leave(error)
+        raise
+    finally:
+        met.close()
+        _current = _ALONE
+
+
+def outlives_restarts() -> bool:
+    """Whether the store is the launcher's own, which it keeps when it starts a job again."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _open_store(ranks: Ranks, meet_s: float) -> Store:
+    from torch.distributed import DistError, TCPStore
+
+    try:
+        return TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=ranks.leads and not outlives_restarts(),
+            wait_for_workers=False,
+            multi_tenant=True,
+            timeout=timedelta(seconds=meet_s),
+        )
+    except (DistError, ValueError) as error:
+        raise _unmet(ranks, meet_s, str(error).partition("\n")[0]) from None
+
+
+def _token(ranks: Ranks, store: Store, meet_s: float) -> str:
+    """The prefix of this start's keys, which rank 0 chooses.
+
+    Each rank draws a number, and takes a prefix that is given out for the very numbers of now. Rank 0 gives
+    it out again where it had read what a rank of an earlier start had drawn.
+    """
+    from torch.distributed import PrefixStore
+
+    mine, end = uuid.uuid4().hex, time.monotonic() + meet_s
+    came = [_CAME.format(rank) for rank in range(ranks.size)]
+    store.set(came[ranks.rank], mine)
+    given: list[str] = []
+    while time.monotonic() < end:
+        if ranks.leads and store.check(came):
+            drawn = [text.decode() for text in store.multi_get(came)]
+            if drawn != given:
+                store.set(_MET, json.dumps(drawn))
+                given = drawn
+        met = json.loads(store.get(_MET)) if store.check([_MET]) else []
+        if len(met) == ranks.size and met[ranks.rank] == mine:
+            there = PrefixStore(f"harness/{met[0]}", store)
+            there.set(f"met/{ranks.rank}", "yes")
+            if not ranks.leads or there.check([f"met/{rank}" for rank in range(ranks.size)]):
+                return str(met[0])
+        time.sleep(0.02)
+    missing = [str(rank) for rank in range(ranks.size) if not store.check([came[rank]])]
+    raise _unmet(
+        ranks, meet_s, f"no word of rank {', '.join(missing)}" if missing else "rank 0 did not answer"
+    )
+
+
+def _unmet(ranks: Ranks, meet_s: float, why: str) -> UserError:
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return UserError(
+        f"rank {ranks.rank} of {ranks.size} did not meet the others at {place} (MASTER_ADDR, MASTER_PORT) "
+        f"within {meet_s:g} s: {why}. Look whether all {ranks.size} processes run, and whether that host and "
+        "port can be reached from this one"
+    )
