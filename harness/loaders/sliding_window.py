@@ -12,6 +12,7 @@ from harness.loaders.hinting import HintingLoader
 from harness.loaders.permutation import Ids, uniform_draws
 from harness.loaders.sequential import too_small
 from harness.storage import TokenStore
+from harness.storage.windows import WindowPlan
 
 SAMPLINGS = ("permutation", "ordered", "uniform")
 
@@ -62,6 +63,7 @@ class SlidingWindowLoader(HintingLoader):
         self.stride = 1 if sampling == "uniform" else check_stride(stride, seq_len)
         self.sampling = sampling
         self._tokens = store
+        self._planned: tuple[Ids, WindowPlan] | None = None
         self.windows = count_windows(store.total_tokens, seq_len, self.stride)
         needed = batch_size if sampling == "uniform" else 1
         if store.total_tokens < needed * seq_len + 1:
@@ -95,7 +97,11 @@ class SlidingWindowLoader(HintingLoader):
         return uniform_draws(self.windows, self._key(), start, count)
 
     def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
-        return self._tokens.get_windows(ids * self.stride, self.seq_len)
+        first, block = self._blocks[False]
+        if self._planned is None or self._planned[0] is not block:
+            self._planned = block, self._tokens.plan(block * self.stride, self.seq_len)
+        place = self._position + self._shift - first
+        return self._planned[1].get(place, place + len(ids))
 
     def _origins(self, ids: list[int]) -> list[Origin]:
         starts = ((number, number * self.stride) for number in ids)

@@ -35,12 +35,32 @@ class Piece(NamedTuple):
     length: int
 
 
+class Located(NamedTuple):
+    """Where windows lie in memory, when so many files were mapped.
+
+    `windows` has an item as large as a window at every token of the memory: NumPy copies an item as a whole,
+    where it would go along an inner axis token by token. `begins` are the windows' places in it, int64
+    `(n,)`. Windows whose numbers are in `left`, in order, do not lie in memory.
+    """
+
+    windows: TokenArray
+    begins: TokenArray
+    left: list[int]
+    dtype: np.dtype[Any]
+    mapped_files: int
+
+    def take(self, first: int, last: int) -> TokenArray:
+        """The windows `[first, last)`, at least one and none of them left: owned `(last - first, length)`."""
+        return self.windows[self.begins[first:last]].view(self.dtype).reshape(last - first, -1)
+
+
 class Reader:
     """The extents of a split, opened in one process. Several threads may use it at once."""
 
     def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any]) -> None:
         self.extents = extents
         self.dtype = dtype
+        self.mapped_files = 0
 
     def slice(self, index: int, start: int, count: int) -> TokenArray:
         """Tokens `[start, start+count)` of the extent `index`, `(count,)`; it may be a view: only read it."""
@@ -53,6 +73,13 @@ class Reader:
         faster way than `slice` leaves all rows.
         """
         return np.empty((len(starts), length), self.dtype), range(len(starts))
+
+    def locate(self, starts: np.ndarray[Any, Any], length: int) -> Located | None:
+        """Where the windows lie in memory; arguments as of `gather`. None: not in memory, only `gather` can.
+
+        What is left may be less once `mapped_files` has changed.
+        """
+        return None
 
     def will_need(self, index: int, start: int, count: int) -> None:
         """Hint that these tokens are read soon."""

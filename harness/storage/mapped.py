@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.storage.extents import Extent, Positional, TokenArray
+from harness.storage.extents import Extent, Located, Positional, TokenArray
 from harness.storage.io import AddressRange, places_for
 
 log = logging.getLogger("harness")
+
+# Bytes of the largest item an array may have.
+_MAX_ITEM = (1 << 31) - 1
 
 
 class Mapped(Positional):
@@ -58,19 +61,28 @@ class Mapped(Positional):
 
     def gather(self, starts: np.ndarray[Any, Any], length: int) -> tuple[TokenArray, Sequence[int]]:
         """As in `Reader`: left are windows that cross extents, and those in extents not mapped so far."""
+        located = self.locate(starts, length)
+        if located is None or len(located.left) == len(starts):
+            return super().gather(starts, length)
+        begins, left = located.begins, located.left
+        if left:
+            inside = np.ones(len(begins), np.bool_)
+            inside[left] = False
+            begins[left] = begins[inside.argmax()]  # any place that may be read
+        return located.take(0, len(starts)), left
+
+    def locate(self, starts: np.ndarray[Any, Any], length: int) -> Located | None:
+        """As in `Reader`, in what is mapped so far."""
+        size = self.dtype.itemsize
+        if length * size > _MAX_ITEM:
+            return None
+        mapped_files = self.mapped_files
         extents = self._starts.searchsorted(starts, "right")
         begins = starts + self._shifts.take(extents)
-        outside = begins > self._ends.take(extents) - length
-        left: list[int] = []
-        if np.count_nonzero(outside):
-            left = np.flatnonzero(outside).tolist()
-            if len(left) == len(starts):
-                return super().gather(starts, length)
-            begins[outside] = begins[outside.argmin()]  # any place that may be read
-        size = self.dtype.itemsize
-        shape = (len(self._tokens) - length + 1, length)
-        windows: TokenArray = np.ndarray(shape, self.dtype, self._tokens, 0, (size, size))
-        return windows[begins], left
+        left = np.flatnonzero(begins > self._ends.take(extents) - length).tolist()
+        item = np.dtype((np.void, length * size))
+        windows: TokenArray = np.ndarray(max(len(self._tokens) - length + 1, 0), item, self._tokens, 0, size)
+        return Located(windows, begins, left, self.dtype, mapped_files)
 
     def _touch(self, index: int) -> bool:
         """Map the file of an extent, unless another thread just has; whether the extent is mapped."""
@@ -84,6 +96,7 @@ class Mapped(Positional):
                     if mapped:
                         self._ends[other] = self._begins[other] + neighbour.tokens
                     self._mapped[other] = mapped
+                self.mapped_files += file_is_mapped
             return bool(self._mapped[index])
 
     def _map_file(self, extent: Extent) -> bool:

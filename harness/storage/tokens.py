@@ -15,6 +15,7 @@ from harness.errors import UserError
 from harness.storage.extents import Extent, OpenReader, Piece, Positional, Reader, TokenArray
 from harness.storage.manifest import Manifest
 from harness.storage.mapped import Mapped
+from harness.storage.windows import WindowPlan
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +102,7 @@ class TokenStore:
         positions, length = self._checked_windows(starts, length)
         if not len(positions) or not length:
             return np.empty((len(positions), length), self.dtype)
-        windows, left = self._open().reader.gather(positions, length)
+        windows, left = self.reader().gather(positions, length)
         for row in left:
             self._read_into(int(positions[row]), windows[row])
         return windows
@@ -115,6 +116,12 @@ class TokenStore:
         """
         seq_len = _count(seq_len, "seq_len", 1)
         return self.split_windows(self.read_windows(starts, seq_len + 1), starts)
+
+    def plan(self, starts: Sequence[int] | TokenArray, seq_len: int) -> WindowPlan:
+        """`get_windows` for many windows that are read bit by bit, in this order; checked here, at once."""
+        seq_len = _count(seq_len, "seq_len", 1)
+        positions, _ = self._checked_windows(starts, seq_len + 1)
+        return WindowPlan(self, positions, seq_len)
 
     def split_windows(
         self, windows: TokenArray, starts: Sequence[int] | TokenArray
@@ -153,7 +160,7 @@ class TokenStore:
     def prefetch(self, starts: Sequence[int] | TokenArray, length: int) -> None:
         """Hint that these windows are read soon, so that slow storage starts now. Changes no result."""
         positions, length = self._checked_windows(starts, length)
-        reader = self._open().reader
+        reader = self.reader()
         for start in sorted(positions.tolist()):
             for index, local, take, _ in self._parts(start, length):
                 reader.will_need(index, local, take)
@@ -177,12 +184,12 @@ class TokenStore:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
 
-    def _open(self) -> _Opened:
+    def reader(self) -> Reader:
+        """What this process reads the extents through, opened by the first call."""
         opened = self._opened
         if opened is None or opened.pid != os.getpid():
-            reader = self._open_reader(self._extents, self.dtype)
-            opened = self._opened = _Opened(os.getpid(), reader)
-        return opened
+            opened = self._opened = _Opened(os.getpid(), self._open_reader(self._extents, self.dtype))
+        return opened.reader
 
     def _parts(self, start: int, count: int) -> list[tuple[int, int, int, int]]:
         """(extent, first token in it, tokens, place in the result) for each piece of a range."""
@@ -199,14 +206,14 @@ class TokenStore:
         return parts
 
     def _read_into(self, start: int, out: TokenArray) -> None:
-        reader = self._open().reader
+        reader = self.reader()
         for index, local, take, at in self._parts(start, len(out)):
             out[at : at + take] = reader.slice(index, local, take)
 
     def _int64(self, start: int, count: int) -> TokenArray:
         start, count = self._checked_range(start, count)
         tokens = np.empty(count, np.int64)
-        reader = self._open().reader
+        reader = self.reader()
         for index, local, take, at in self._parts(start, count):
             part = reader.slice(index, local, take)
             if self._check_ids and np.maximum.reduce(part) >= self.vocab_size:
@@ -240,9 +247,10 @@ class TokenStore:
             raise UserError(
                 f"starts must be one row of integers, not {positions.dtype} of shape {positions.shape}"
             )
-        values = positions.tolist()
-        if values and (min(values) < 0 or max(values) + length > self.total_tokens):
-            raise self._outside(min(values) if min(values) < 0 else max(values), length)
+        if positions.size:
+            low, high = int(positions.min()), int(positions.max())
+            if low < 0 or high + length > self.total_tokens:
+                raise self._outside(low if low < 0 else high, length)
         return positions.astype(np.int64, copy=False), length
 
     def _outside(self, start: int, count: int) -> UserError:

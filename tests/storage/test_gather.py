@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import resource
 import subprocess
 import sys
@@ -131,13 +132,63 @@ def test_windows_of_scattered_extents_equal_those_of_the_stream(data: st.DataObj
         for store in stores:
             for starts in batches:
                 windows = store.read_windows(starts, length)
-                assert (windows.dtype, windows.flags.owndata) == (np.dtype(dtype), True)
+                assert (windows.dtype, windows.flags.writeable) == (np.dtype(dtype), True)
                 assert windows.tolist() == [stream[s : s + length].tolist() for s in starts]
                 if length > 1:
                     inputs, targets = store.get_windows(np.array(starts, np.int64), length - 1)
                     assert inputs.tolist() == windows[:, :-1].tolist()
                     assert targets.tolist() == windows[:, 1:].tolist()
             store.close()
+            if length > 1:
+                check_plan(store, [start for starts in batches for start in starts], length - 1, data)
+
+
+def check_plan(store: TokenStore, starts: list[int], seq_len: int, data: st.DataObject) -> None:
+    """Windows that were planned at once are those of `get_windows`, in whatever batches they are read."""
+    plan = pickle.loads(pickle.dumps(store.plan(starts, seq_len)))
+    places = st.integers(0, len(starts))
+    for first, last in data.draw(st.lists(st.tuples(places, places), max_size=6)):
+        if first < last:
+            for got, expected in zip(
+                plan.get(first, last), store.get_windows(starts[first:last], seq_len), strict=True
+            ):
+                assert torch.equal(got, expected)
+
+
+def test_planned_windows_are_checked_at_once_and_their_files_and_ids_when_they_are_read(
+    tmp_path: Path, mmap: bool
+) -> None:
+    write_set(tmp_path, {"train": [[1, 2, 3], [4, 100, 5]]}, tokenizer={"vocab_size": 100})
+    store = open_store(tmp_path, "train", mmap=mmap)
+    with pytest.raises(UserError, match=r"tokens \[4, 7\) were asked for"):
+        store.plan([0, 4], 2)
+    plan = store.plan([0, 1, 3, 0, 2], 2)
+    for _ in range(2):
+        assert plan.get(0, 1)[1].tolist() == [[2, 3]]
+        for first, last in ((1, 3), (2, 5)):
+            with pytest.raises(UserError, match="id 100 at position 4"):
+                plan.get(first, last)
+        assert plan.get(0, 2)[1].tolist() == [[2, 3], [3, 4]]
+    late = open_store(tmp_path, "train", mmap=mmap).plan([0, 1, 3], 2)
+    os.utime(tmp_path / "train_00001.npy", ns=(1, 1))
+    assert late.get(0, 1)[1].tolist() == [[2, 3]]
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"train_00001\.npy is not the file that was checked"):
+            late.get(0, 2)
+    store.close()
+    with pytest.raises(UserError, match=r"train_00001\.npy is not the file that was checked"):
+        plan.get(0, 2)
+
+
+def test_a_plan_is_read_on_either_side_of_a_fork(tmp_path: Path, mmap: bool) -> None:
+    plan = open_store(write_set(tmp_path, EXAMPLE), "train", mmap=mmap).plan([4, 1, 0], 2)
+    expected = [[15, 16], [12, 13]]
+    assert plan.get(0, 2)[1].tolist() == expected
+    child = os.fork()
+    if not child:
+        os._exit(plan.get(0, 2)[1].tolist() != expected or plan.get(2, 3)[0].tolist() != [[10, 11]])
+    assert os.waitpid(child, 0)[1] == 0
+    assert plan.get(1, 3)[1].tolist() == [[12, 13], [11, 12]]
 
 
 _MANY_SHARDS = """

@@ -67,7 +67,7 @@ def test_files_made_elsewhere_are_read_without_loss(tmp_path: Path, name: str, m
     store = MmapTokenStore(tmp_path, "train", mmap=mmap)
     assert np.array_equal(store.get_slice(0, 1000), TOKENS)
     assert np.array_equal(store.get_slice(99, 301), TOKENS[99:301])
-    assert isinstance(store._open().reader, Decoded) == (name in THROUGH_H5PY)
+    assert isinstance(store.reader(), Decoded) == (name in THROUGH_H5PY)
 
 
 def test_data_in_a_header_or_at_an_odd_byte_are_read_through_h5py(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_data_in_a_header_or_at_an_odd_byte_are_read_through_h5py(tmp_path: Path
             assert (made.get_offset() or 1) % 2 == 1
         store = MmapTokenStore(tmp_path / kind, "train")
         assert np.array_equal(store.get_slice(0, 1000), TOKENS)
-        assert isinstance(store._open().reader, Decoded)
+        assert isinstance(store.reader(), Decoded)
 
 
 def test_more_chunks_than_are_listed_are_read_through_h5py(
@@ -95,7 +95,7 @@ def test_more_chunks_than_are_listed_are_read_through_h5py(
     monkeypatch.setattr(hdf5_layout, "MAX_LISTED_CHUNKS", 15)
     _set(tmp_path)
     store = MmapTokenStore(tmp_path, "train")
-    assert isinstance(store._open().reader, Decoded)
+    assert isinstance(store.reader(), Decoded)
     assert np.array_equal(store.get_slice(3, 998), TOKENS[3:998])
 
 

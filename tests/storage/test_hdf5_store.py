@@ -215,7 +215,7 @@ def test_decoded_chunks_and_open_files_stay_within_their_bounds(
     monkeypatch.setattr(chunk_cache, "CACHE_BYTES", 10_000)
     shards = _random_shards(6, [4000] * 10)
     store = MmapTokenStore(_set(tmp_path, shards, chunk_tokens=1024, compression="gzip"), "train")
-    reader = store._open().reader
+    reader = store.reader()
     assert isinstance(reader, Decoded)
     blocks = reader._blocks
     for start in range(0, 40_000 - 500, 431):

@@ -69,7 +69,7 @@ def test_any_read_equals_the_concatenated_shards(data: st.DataObject) -> None:
             store.prefetch(starts, length)
             np.testing.assert_array_equal(store.read_tokens(start, count), stream[start : start + count])
             windows = store.read_windows(starts, length)
-            assert (windows.dtype, windows.flags.owndata) == (np.dtype("uint16"), True)
+            assert (windows.dtype, windows.flags.writeable) == (np.dtype("uint16"), True)
             np.testing.assert_array_equal(windows, expected)
 
 
