@@ -15,6 +15,7 @@ from harness.config import TrainConfig
 from harness.data_chain import DataChain
 from harness.data_setup import Data
 from harness.device import make_autocast, peak_flops, set_numerics, should_compile
+from harness.device_feed import DeviceFeed
 from harness.guard import Guard
 from harness.identity import chain_start, progress_of
 from harness.loaders import Loader
@@ -132,6 +133,7 @@ def assemble(
         ),
         guard=Guard(path, config, learner.optimizer, device, step=progress.step, finish_saving=saver.wait),
         saver=saver,
+        feed=DeviceFeed(device),
         limit=TimeLimit(config.trainer.max_minutes, _checkpoint_bytes(model)),
         chain=_chain(config, data, saved),
         memory=memory or PeakMemory(device),

@@ -14,7 +14,7 @@ from harness.build import objectives_of
 from harness.config import TrainConfig
 from harness.device import make_autocast
 from harness.memory_estimate import micro_batch
-from harness.objectives import backward
+from harness.objectives import backward, target_counts
 from harness.peak_memory import PeakMemory
 
 if TYPE_CHECKING:
@@ -44,12 +44,13 @@ def dry_step(
     micro, autocast = micro_batch(config), make_autocast(config.precision, device)
     objective, _ = objectives_of(config, learner, device)
     inputs, targets = next(iter(objective.split(inputs, targets, micro)))
+    weight = objective.weight(target_counts(targets))
     parts, times = config.loader.batch_size // micro, list[float]()
     memory = PeakMemory(device)
     before = memory.megabytes()
     while len(times) <= 1 or (len(times) <= _MOST_PASSES and sum(times[1:]) < _ENOUGH_S):
         started = time.perf_counter()
-        metrics = backward(objective, inputs, targets, micro, device, autocast)
+        metrics = backward(objective, inputs, targets, weight, micro, device, autocast)
         loss = metrics["loss"].item()  # waits for the device
         _wait(device)
         times.append(time.perf_counter() - started)

@@ -45,16 +45,17 @@ def backward(
     objective: Objective,
     inputs: Tensor,
     targets: Tensor,
+    weight: int,
     micro: int,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, Tensor]:
     """Add a batch's gradient to the weights', in micro-batches: its metrics, on the device.
 
-    The objective is summed and divided once by the whole batch's weight, so any split into micro-batches
-    gives the gradient of the whole batch.
+    The objective is summed and divided by `weight`, the whole batch's, so any split into micro-batches gives
+    the gradient of the whole batch.
     """
-    weight = max(1, objective.weight(target_counts(targets)))
+    weight = max(1, weight)
     totals: dict[str, Tensor] = {}
     for part, part_targets in objective.split(inputs, targets, micro):
         part = part.to(device, non_blocking=True)

@@ -112,11 +112,11 @@ def opened(
     fit the run.
     """
     saved, meeting = start.found.saved, meeting or rendezvous.current()
-    ranks = meeting.ranks
+    ranks, pin = meeting.ranks, start.device.type == "cuda"
     with (
         contextlib.closing(open_data(config, report, writes=writes, meeting=meeting)) as data,
         contextlib.closing(
-            make_loader(config.loader, data.train, rank=ranks.rank, world_size=ranks.size)
+            make_loader(config.loader, data.train, rank=ranks.rank, world_size=ranks.size, pin=pin)
         ) as loader,
     ):
         if start.initial is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import statistics
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -57,20 +58,21 @@ class StepLog:
         self._catch_up(step, unevaluated)
         self.budget, self.said, self.tokens_per_step = budget, set[str](), tokens_per_step
         self.started = self.interval_started = time.perf_counter()
-        self.paused_s = self.all_waits_s = 0.0
+        self.paused_s = self.waited_s = 0.0
         self.before = dataclasses.replace(progress)
-        self.interval_step, self.waits_s = step, 0.0
+        self.interval_step, self.waits = step, list[float]()  # seconds, of each step since the last row
 
     def waited(self, seconds: float) -> None:
-        self.waits_s += seconds
-        self.all_waits_s += seconds
+        """A step waited so long for its batch."""
+        self.waits.append(seconds)
+        self.waited_s += seconds
 
     def take_times(self, progress: Progress) -> None:
         """Set the times of the run so far, those before this start included."""
         seconds = time.perf_counter() - self.started
         progress.elapsed_s = self.before.elapsed_s + seconds
         progress.train_s = self.before.train_s + seconds - self.paused_s
-        progress.waited_s = self.before.waited_s + self.all_waits_s
+        progress.waited_s = self.before.waited_s + self.waited_s
         progress.timed_tokens = self.before.timed_tokens + progress.tokens - self.before.tokens
 
     @contextlib.contextmanager
@@ -88,19 +90,23 @@ class StepLog:
     ) -> None:
         """Write the row of a logged step. `values`: the objective's metrics, lr, grad_norm, ....
 
+        Of the steps since the row before: `data_wait_ms` is the median of what a step waited for its batch,
+        `data_wait_ms_max` the longest, `data_wait_share` their sum as a share of the time.
+
         `evaluates`: an evaluation of the same step follows.
         """
         steps = progress.step - self.interval_step
         seconds = time.perf_counter() - self.interval_started
         speed = steps * self.tokens_per_step / seconds if seconds > 0 else 0.0
-        wait_ms = self.waits_s / steps * 1e3
         row = {
             "step": progress.step,
             "epoch": progress.epoch,
             "tokens": progress.tokens,
             **values,
             "tokens_per_s": round(speed, 1),
-            "data_wait_ms": round(wait_ms, 3),
+            "data_wait_ms": round(statistics.median(self.waits) * 1e3, 3),
+            "data_wait_ms_max": round(max(self.waits) * 1e3, 3),
+            "data_wait_share": round(sum(self.waits) / seconds, 6) if seconds > 0 else 0.0,
             "position": position,
         }
         if self.peak_flops is not None:
@@ -111,7 +117,7 @@ class StepLog:
         else:
             self._mirror(row)
         log.info("%s", self._line(row, seconds / steps))
-        self.interval_started, self.interval_step, self.waits_s = time.perf_counter(), progress.step, 0.0
+        self.interval_started, self.interval_step, self.waits = time.perf_counter(), progress.step, []
 
     def targets(self, step: int, counts: Tensor) -> None:
         """Say once what teaches nothing; `counts`: the targets of each row of a batch, int64 `(n,)`."""
@@ -190,7 +196,7 @@ class StepLog:
             f"lr {row['lr']:.2e}",
             f"grad {row['grad_norm']:.3f}",
             f"{row['tokens_per_s'] / 1e3:.1f}k tok/s",
-            f"wait {row['data_wait_ms']:.2f} ms",
+            f"wait {row['data_wait_ms']:.2f} ms (max {row['data_wait_ms_max']:.2f})",
             f"position {row['position']}",
             f"eta {clock((self.budget - row['step']) * seconds_a_step)}",
         ]

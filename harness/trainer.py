@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from harness import rng
+from harness import garbage, rng
 from harness.config import TrainConfig, tokens_per_step, total_steps
 from harness.config_record import to_dict
+from harness.device_feed import DeviceFeed
 from harness.errors import RunFailed
 from harness.evaluation import evaluate
 from harness.objectives import Objective, backward, target_counts
@@ -105,6 +106,7 @@ class Run:
     guard: Guard
     saver: Saver
     limit: TimeLimit
+    feed: DeviceFeed
     chain: DataChain
     memory: PeakMemory
     status: Status
@@ -118,6 +120,7 @@ class Run:
         return total_steps(self.config, self.progress.step, self.progress.tokens)
 
 
+@garbage.frozen()
 def train(run: Run, stop: StopRequest) -> bool:
     """Train to the budget: True. Or until `stop` asks: False. Both end in a checkpoint."""
     config, progress = run.config, run.progress
@@ -199,12 +202,12 @@ def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[dict[str,
     for group in run.optimizer.param_groups:
         group["lr"] = lr
     counts = target_counts(batch.targets)
-    has_targets = bool(counts.any())
     run.log.targets(run.progress.step + 1, counts)
-    totals = backward(run.objective, batch.inputs, batch.targets, micro, run.device, run.autocast)
+    weight = run.objective.weight(counts)
+    totals = backward(run.objective, *run.feed(batch), weight, micro, run.device, run.autocast)
     limit = run.config.trainer.grad_clip or float("inf")
     grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
-    if has_targets:
+    if counts.any():  # on the host, as the whole batch is
         run.guard.step(totals["loss"], grad_norm)
     run.optimizer.zero_grad(set_to_none=True)
     return totals, grad_norm

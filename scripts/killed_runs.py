@@ -27,7 +27,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 KEEP_LAST = 2
 MODELS = {"50mb": (4, 528), "small": (1, 32)}  # layers and width
 _SECONDS = 300
-_TIMES = {"tokens_per_s", "data_wait_ms", "mfu"}  # what may differ between two equal runs
+# What may differ between two equal runs.
+_TIMES = {"tokens_per_s", "data_wait_ms", "data_wait_ms_max", "data_wait_share", "mfu"}
 _OF_THE_PLACE = {
     "elapsed_s", "train_s", "waited_s", "peak_memory_mb", "run_id", "parent", "lineage",
 }  # fmt: skip

@@ -34,7 +34,8 @@ from killing import left_behind
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMIT_S, AT_ONCE_S, GAP_S = 5.0, 1.0, 0.05
-_TIMES = ("tokens_per_s", "data_wait_ms", "mfu")  # what may differ between two equal rows
+# What may differ between two equal rows.
+_TIMES = ("tokens_per_s", "data_wait_ms", "data_wait_ms_max", "data_wait_share", "mfu")
 _COMMON = (
     "resume=auto", "run.name=run", "tracker=none", "loader.prefetch=2", "trainer.log_batch_hash=true",
     "schedule.warmup_steps=2", "model.dropout=0.1", "checkpoint.keep_last=null",

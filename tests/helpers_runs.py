@@ -18,7 +18,12 @@ from tests.helpers_forks import ROOT as ROOT
 from tests.helpers_forks import forked
 from tests.helpers_sets import random_rows, write_rows, write_set
 
-TIMES = ("tokens_per_s", "data_wait_ms")  # what may differ between two equal runs
+TIMES = (
+    "tokens_per_s",
+    "data_wait_ms",
+    "data_wait_ms_max",
+    "data_wait_share",
+)  # what may differ between two equal runs
 
 
 def write_text_set(

@@ -59,6 +59,8 @@ def test_only_logged_steps_have_rows_and_the_last_one_always_does(data: Path, tm
         "grad_norm",
         "tokens_per_s",
         "data_wait_ms",
+        "data_wait_ms_max",
+        "data_wait_share",
         "position",
         "data_chain",
     }

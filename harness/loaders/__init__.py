@@ -102,9 +102,15 @@ LOADERS: dict[str, Callable[..., SeekableLoader]] = {
 }
 
 
-def make_loader(config: LoaderConfig, store: Store, *, rank: int = 0, world_size: int = 1) -> Prefetcher:
-    """The loader that `config.name` names, read `config.prefetch` batches ahead; else as `build_loader`."""
-    return Prefetcher(build_loader(config, store, rank=rank, world_size=world_size), config.prefetch)
+def make_loader(
+    config: LoaderConfig, store: Store, *, rank: int = 0, world_size: int = 1, pin: bool = False
+) -> Prefetcher:
+    """The loader that `config.name` names, read `config.prefetch` batches ahead; else as `build_loader`.
+
+    `pin` as `Prefetcher`'s.
+    """
+    loader = build_loader(config, store, rank=rank, world_size=world_size)
+    return Prefetcher(loader, config.prefetch, pin=pin)
 
 
 def build_loader(config: LoaderConfig, store: Store, **options: Any) -> SeekableLoader:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -30,9 +32,9 @@ class _ReadAhead:
     nothing of the `Prefetcher`, so that one can be collected and stop it.
     """
 
-    def __init__(self, loader: Loader, depth: int) -> None:
+    def __init__(self, read: Callable[[], Batch], depth: int) -> None:
         self.pid = os.getpid()
-        self._loader = loader
+        self._read = read
         self._ready: SimpleQueue[Batch | _Raised] = SimpleQueue()
         self._tickets: SimpleQueue[None] = SimpleQueue()
         for _ in range(depth):
@@ -69,7 +71,7 @@ class _ReadAhead:
             if self._stopped:
                 return
             try:
-                self._ready.put(self._loader.next_batch())
+                self._ready.put(self._read())
             except BaseException as error:
                 self._ready.put(_Raised(error, error.__traceback__))
                 return
@@ -82,14 +84,17 @@ class Prefetcher:
     first `next_batch` and stops at the epoch's end. An exception of the loader comes after the batches before
     it, as it is, and again at each further call until `reset`, `start_epoch` or `load_state_dict`. Nobody
     else may use `loader` meanwhile.
+
+    `pin`: the batches lie in page-locked memory, for CUDA.
     """
 
-    def __init__(self, loader: Loader, depth: int) -> None:
+    def __init__(self, loader: Loader, depth: int, *, pin: bool = False) -> None:
         if type(depth) is not int or depth < 0:
             raise UserError(f"loader.prefetch={depth!r} must be an integer of at least 0 (batches ahead)")
         self.batch_size = loader.batch_size
         self.seq_len = loader.seq_len
         self._loader = loader
+        self._read = partial(_pinned, loader) if pin else loader.next_batch
         self._depth = depth
         self._cursor = loader.state_dict()
         self._ahead: _ReadAhead | None = None
@@ -120,7 +125,7 @@ class Prefetcher:
         """The loader's next batch; StopIteration at the end of the epoch. Raises what the loader raises."""
         if self._closed:
             raise RuntimeError("the loader is closed")
-        batch = self._loader.next_batch() if self._depth == 0 else self._thread().get()
+        batch = self._read() if self._depth == 0 else self._thread().get()
         self._cursor = dict(batch.cursor)
         return batch
 
@@ -165,7 +170,7 @@ class Prefetcher:
         if self._ahead is not None and self._ahead.pid != os.getpid():
             self._rewind()
         if self._ahead is None:
-            self._ahead = _ReadAhead(self._loader, self._depth)
+            self._ahead = _ReadAhead(self._read, self._depth)
             # Also at exit: a thread that is still copying while the interpreter goes down can crash it.
             self._finalizer = weakref.finalize(self, self._ahead.stop, _CLOSE_TIMEOUT)
         return self._ahead
@@ -181,3 +186,9 @@ class Prefetcher:
             self._finalizer.detach()
             self._ahead.stop(timeout)
             self._ahead = None
+
+
+def _pinned(loader: Loader) -> Batch:
+    """The next batch in page-locked memory, which a device copies from while the host goes on."""
+    batch = loader.next_batch()
+    return batch._replace(inputs=batch.inputs.pin_memory(), targets=batch.targets.pin_memory())

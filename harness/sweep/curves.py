@@ -63,9 +63,10 @@ def read_metrics(path: Path) -> Metrics:
         if "val_loss" in row:
             judged.append(row)
             continue
-        speed, wait_ms = number(row.get("tokens_per_s")), number(row.get("data_wait_ms"))
-        seconds += (row["tokens"] - tokens) / speed if speed else 0.0
-        waited_s += (row["step"] - step) * wait_ms / 1e3 if wait_ms else 0.0
+        speed = number(row.get("tokens_per_s"))
+        spent = (row["tokens"] - tokens) / speed if speed else 0.0
+        seconds += spent
+        waited_s += _waited_s(row, row["step"] - step, spent)
         step, tokens = row["step"], row["tokens"]
         if (loss := number(row.get("loss"))) is not None:
             train.append(Point(tokens, seconds, loss))
@@ -83,6 +84,15 @@ def _evaluated(row: dict[str, Any], train: list[Point]) -> Evaluated:
     bits = number(row.get("val_bits_per_byte"))
     seconds = _seconds_at(train, row["tokens"])
     return Evaluated(row["step"], row["tokens"], seconds, float(row["val_loss"]), bits)
+
+
+def _waited_s(row: dict[str, Any], steps: int, seconds: float) -> float:
+    """What the steps of a row waited for their data, of the `seconds` they took."""
+    share = number(row.get("data_wait_share"))
+    if share is not None:
+        return share * seconds
+    # An older version's: its data_wait_ms is the mean.
+    return steps * (number(row.get("data_wait_ms")) or 0.0) / 1e3
 
 
 def number(value: Any) -> float | None:
