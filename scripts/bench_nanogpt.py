@@ -38,10 +38,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
+from bench_loop import machine, median_interval
 
 from harness.files import write_atomic, write_json
 from harness.storage.manifest import write_manifest
-from scripts.bench_loop import machine, median_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, WARM_UP = 2000, 100

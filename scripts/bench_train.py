@@ -32,6 +32,17 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from bench_loop import BlockClock, machine, median_interval, write_random_set
+from train_ladder import (
+    VOCAB_SIZE,
+    Step,
+    bare_step,
+    climb,
+    flops_a_token,
+    nanogpt_step,
+    rungs,
+    synchronise,
+)
 
 from harness import trainer
 from harness.build import assemble, build_learner, objectives_of
@@ -46,17 +57,6 @@ from harness.preemption import StopRequest
 from harness.run_dir import Status
 from harness.storage import TokenStore
 from harness.tracking import NoTracker
-from scripts.bench_loop import BlockClock, machine, median_interval, write_random_set
-from scripts.train_ladder import (
-    VOCAB_SIZE,
-    Step,
-    bare_step,
-    climb,
-    flops_a_token,
-    nanogpt_step,
-    rungs,
-    synchronise,
-)
 
 Block = Callable[[], float]  # makes a block of steps; the seconds they took
 
