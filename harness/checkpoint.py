@@ -3,6 +3,7 @@
     step-00000200/   model.safetensors  optimizer.pt  rng.pt  loader.json  trainer.json  config.yaml
                      checkpoint.json    written last: the other files with their sizes and SHA-256
 
+Sharded over several ranks the tensors lie in files of each rank instead: see `shard_files.py`.
 Here steps are found and read; `checkpoint_files.py` says what each file must hold, `checkpoint_writer.py`
 writes them. torch is imported only where tensors are read, so finding a checkpoint costs nothing.
 """
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.checkpoint_files import CONFIG as CONFIG
+from harness.checkpoint_files import FILES as FILES
 from harness.checkpoint_files import (
-    FILES,
     INDEX,
     LOADER,
     MODEL,
     OPTIMIZER,
     RNG,
+    SHARDED_VERSION,
     TRAINER,
     check_file,
     read_config,
@@ -35,6 +37,7 @@ from harness.checkpoint_files import (
 )
 from harness.errors import UserError
 from harness.files import fsync_dir
+from harness.shard_files import SHARDS, Shards, index_from_json, model_sha256
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +48,11 @@ _STEP = re.compile(r"step-(\d{8}|[1-9]\d{8,})")  # as `step_dir` names them: a s
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint whose files have all been checked against its index."""
+    """A complete checkpoint whose files have all been checked against its index.
+
+    `sharded`: its tensors lie in shards; whoever reads them here has them whole all the same. `model_sha256`
+    is of model.safetensors, of a sharded one of what takes its place: see `shard_files.model_sha256`.
+    """
 
     path: Path
     step: int
@@ -53,28 +60,52 @@ class Checkpoint:
     loader: dict[str, Any]
     config: dict[str, Any]
     model_sha256: str
+    sharded: bool = False
 
     @property
     def run_dir(self) -> Path:
         return self.path.parent.parent
 
+    @property
+    def model_file(self) -> str:
+        """The file that says what the weights are."""
+        return SHARDS if self.sharded else MODEL
+
+    @property
+    def optimizer_file(self) -> str:
+        """The file that says what the optimizer's state is."""
+        return SHARDS if self.sharded else OPTIMIZER
+
     def restore_into(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Put the saved weights, and the optimizer's state where one is given, into place."""
-        with self.foreign(MODEL):
+        with self.foreign(self.model_file):
             model.load_state_dict(self.weights())
         if optimizer is not None:
-            with self.foreign(OPTIMIZER):
+            with self.foreign(self.optimizer_file):
                 optimizer.load_state_dict(self.optimizer_state())
 
     def weights(self) -> dict[str, Tensor]:
         """The model's tensors by name, on the CPU."""
         from safetensors.torch import load_file
 
+        if self.sharded:
+            with self.shards() as shards:
+                return shards.weights()
         with self.foreign(MODEL):
             return load_file(self.path / MODEL)
 
     def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's `state_dict`, on the CPU."""
+        if self.sharded:
+            with self.shards() as shards:
+                return shards.optimizer_state()
         return self._tensors(OPTIMIZER)
+
+    @contextlib.contextmanager
+    def shards(self) -> Iterator[Shards]:
+        """The tensors of a sharded checkpoint; an error of reading them is one of `foreign`."""
+        with self.foreign(SHARDS), Shards(self.path, index_from_json(read_json(self.path, SHARDS))) as shards:
+            yield shards
 
     def rng_state(self) -> dict[str, Any]:
         return self._tensors(RNG)
@@ -91,6 +122,8 @@ class Checkpoint:
         """A file that is what its index says, and yet not what this harness wrote."""
         try:
             yield
+        except UserError:
+            raise
         except Exception as error:
             if isinstance(error, MemoryError) or "out of memory" in str(error):
                 raise
@@ -183,7 +216,7 @@ def open_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint:
     `UserError` naming the file and both values for anything missing, cut, changed or foreign.
     """
     try:
-        checkpoint = _read(path, FILES if tensors else (LOADER, TRAINER, CONFIG))
+        checkpoint = _read(path, tensors)
     except UserError as error:
         raise UserError(f"{error}. {_others(path)}") from None
     named = _STEP.fullmatch(path.name)
@@ -192,12 +225,14 @@ def open_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint:
     return checkpoint
 
 
-def _read(path: Path, checked: tuple[str, ...]) -> Checkpoint:
+def _read(path: Path, tensors: bool) -> Checkpoint:
     index = read_index(path)
     step, files = index["step"], index["files"]
-    for name in checked:
+    for name in files if tensors else (LOADER, TRAINER, CONFIG):
         check_file(path, name, files[name])
     trainer, loader, config = read_trainer(path), read_json(path, LOADER), read_config(path)
     if trainer["step"] != step:
         raise UserError(f"{path / TRAINER}: step {trainer['step']}, but {INDEX} says {step}")
-    return Checkpoint(path, step, trainer, loader, config, files[MODEL]["sha256"])
+    sharded = index["format_version"] == SHARDED_VERSION
+    digest = model_sha256(files) if sharded else files[MODEL]["sha256"]
+    return Checkpoint(path, step, trainer, loader, config, digest, sharded)

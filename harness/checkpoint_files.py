@@ -1,6 +1,6 @@
 """The files of a checkpoint and what each must hold: every fault is a `UserError` with both values.
 
-The functions take the checkpoint's folder."""
+Tensors are in two files, or in shards: see `shard_files.py`. The functions take the checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import yaml
 
 from harness.errors import UserError
 from harness.files import sha256_file
+from harness.shard_files import SHARDS, part_files, ranks_of
 
-FORMAT_VERSION = 1
+FORMAT_VERSION, SHARDED_VERSION = 1, 2
 MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.pt", "rng.pt"
 LOADER, TRAINER, CONFIG = "loader.json", "trainer.json", "config.yaml"
-FILES = (MODEL, OPTIMIZER, RNG, LOADER, TRAINER, CONFIG)
+SMALL_FILES = (RNG, LOADER, TRAINER, CONFIG)
+FILES = (MODEL, OPTIMIZER, *SMALL_FILES)
 INDEX = "checkpoint.json"
 _TRAINER_KEYS: dict[str, tuple[type, ...]] = {
     "step": (int,),
@@ -47,6 +49,11 @@ _OPTIONAL_TRAINER_KEYS: dict[str, tuple[type, ...]] = {
 }
 
 
+def sharded_files(ranks: int) -> tuple[str, ...]:
+    """The files of a step that so many ranks wrote in shards."""
+    return (SHARDS, *part_files(ranks), *SMALL_FILES)
+
+
 def check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
     """Compare the file `name` with what the index says of it: `entry` has its bytes and SHA-256."""
     file = path / name
@@ -64,18 +71,23 @@ def check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """`format_version`, `step` and `files` (bytes and SHA-256 by name), all of them checked."""
+    """`format_version`, `step` and `files` (bytes and SHA-256 by name), all of them checked.
+
+    `format_version` is SHARDED_VERSION where the tensors are in shards, which older versions cannot read.
+    """
     file, index = path / INDEX, read_json(path, INDEX)
     version, entries, step = index.get("format_version"), index.get("files"), index.get("step")
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise UserError(f"{file}: format_version {version!r}, this harness reads {FORMAT_VERSION}")
-    known = set(index) == {"format_version", "step", "files"}
-    if not known or type(step) is not int or step < 0 or not isinstance(entries, dict):
+    if type(version) is not int or version not in (FORMAT_VERSION, SHARDED_VERSION):
+        known = f"{FORMAT_VERSION} and {SHARDED_VERSION}"
+        raise UserError(f"{file}: format_version {version!r}, this harness reads {known}")
+    whole = set(index) == {"format_version", "step", "files"}
+    if not whole or type(step) is not int or step < 0 or not isinstance(entries, dict):
         raise UserError(
             f"{file} is not an index of this harness: it must hold format_version, step and files"
         )
-    if set(entries) != set(FILES):
-        raise UserError(f"{file} names {', '.join(sorted(entries))}; expected {', '.join(sorted(FILES))}")
+    expected = FILES if version == FORMAT_VERSION else sharded_files(max(1, ranks_of(entries)))
+    if set(entries) != set(expected):
+        raise UserError(f"{file} names {', '.join(sorted(entries))}; expected {', '.join(sorted(expected))}")
     for name, entry in entries.items():
         whole = isinstance(entry, dict) and set(entry) == {"bytes", "sha256"}
         if not whole or type(entry["bytes"]) is not int:

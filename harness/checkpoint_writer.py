@@ -1,6 +1,6 @@
 """Writing a checkpoint: whole or not at all.
 
-A step is built as `step-N.tmp`, every file and folder fsynced, then renamed. All bytes go through `_File`, in
+A step is built as `step-N.tmp`, every file and folder fsynced, then renamed. All bytes go through `File`, in
 blocks: so they are hashed as they are written, the operating system's own error is known (the libraries that
 write tensors have errors of their own for a full disk), and a writer that is to give up does so within a
 block. A thread inside of a library's C++ when the process ends would abort it: see `saving.py`.
@@ -8,11 +8,12 @@ block. A thread inside of a library's C++ when the process ends would abort it: 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ import yaml
 from harness.checkpoint import set_aside, step_dir
 from harness.checkpoint_files import (
     CONFIG,
-    FILES,
     FORMAT_VERSION,
     INDEX,
     LOADER,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 4 << 20
+Writer = Callable[["File"], object]  # writes the whole content of a file
 
 
 class Cancelled(Exception):
@@ -63,38 +64,78 @@ def write(
     target = step_dir(run_dir, trainer["step"])
     if (target / INDEX).is_file():
         return target
-    writers: dict[str, Callable[[_File], object]] = {
+    writers: dict[str, Writer] = {
         MODEL: lambda file: write_safetensors(model, file),
-        OPTIMIZER: lambda file: _save_tensors(optimizer, file),
-        RNG: lambda file: _save_tensors(rng, file),
-        LOADER: lambda file: file.write(_json(loader)),
-        TRAINER: lambda file: file.write(_json(trainer)),
-        CONFIG: lambda file: file.write(yaml.safe_dump(config, sort_keys=False).encode()),
+        OPTIMIZER: lambda file: save_tensors(optimizer, file),
+        **small_writers(rng=rng, loader=loader, trainer=trainer, config=config),
     }
-    temporary = target.with_name(target.name + ".tmp")
-    _make_room(temporary, target)
-    try:
-        entries = {}
-        for name in FILES:
-            with _File(temporary / name, between) as file:
-                writers[name](file)
-            entries[name] = {"bytes": file.size, "sha256": file.sha256()}
-        index = {"format_version": FORMAT_VERSION, "step": trainer["step"], "files": entries}
-        write_atomic(temporary / INDEX, _json(index))
-        between()
-        os.rename(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
-        raise
-    fsync_dir(target.parent)
+    temporary = make_room(target)
+    with removed_on_failure(temporary):
+        entries = write_files(temporary, writers, between)
+        complete(temporary, target, FORMAT_VERSION, trainer["step"], entries, between)
     return target
 
 
-def _make_room(temporary: Path, target: Path) -> None:
-    """An empty folder `temporary`, and nothing at `target`.
+def small_writers(
+    *, rng: dict[str, Any], loader: dict[str, Any], trainer: dict[str, Any], config: dict[str, Any]
+) -> dict[str, Writer]:
+    """What writes the files of SMALL_FILES."""
+    return {
+        RNG: lambda file: save_tensors(rng, file),
+        LOADER: lambda file: file.write(to_json(loader)),
+        TRAINER: lambda file: file.write(to_json(trainer)),
+        CONFIG: lambda file: file.write(yaml.safe_dump(config, sort_keys=False).encode()),
+    }
+
+
+def write_files(
+    temporary: Path, writers: dict[str, Writer], between: Callable[[], object]
+) -> dict[str, dict[str, Any]]:
+    """Write files into a step's temporary folder; their entries in the index."""
+    entries = {}
+    for name, writer in writers.items():
+        with File(temporary / name, between) as file:
+            writer(file)
+        entries[name] = {"bytes": file.size, "sha256": file.sha256()}
+    return entries
+
+
+def complete(
+    temporary: Path,
+    target: Path,
+    version: int,
+    step: int,
+    entries: dict[str, dict[str, Any]],
+    between: Callable[[], object],
+) -> None:
+    """Write the index of a step, all of whose files are durable, and give the step its name."""
+    write_atomic(temporary / INDEX, to_json({"format_version": version, "step": step, "files": entries}))
+    between()
+    os.rename(temporary, target)
+    fsync_dir(target.parent)
+
+
+@contextlib.contextmanager
+def removed_on_failure(temporary: Path) -> Iterator[None]:
+    """Half a checkpoint would keep a full disk full."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def temporary_of(target: Path) -> Path:
+    """The folder in which a step is built."""
+    return target.with_name(target.name + ".tmp")
+
+
+def make_room(target: Path) -> Path:
+    """An empty folder for the files of a step, and nothing at `target`.
 
     What a killed writer left goes; a step without its index, which no writer leaves, gets another name.
     """
+    temporary = temporary_of(target)
     if temporary.exists():
         shutil.rmtree(temporary)
     if os.path.lexists(target):
@@ -103,9 +144,10 @@ def _make_room(temporary: Path, target: Path) -> None:
         target.parent.mkdir()
         fsync_dir(target.parent.parent)
     temporary.mkdir()
+    return temporary
 
 
-class _File:
+class File:
     """A new file, durable when the context ends without an error; only `write` and `flush`, for libraries."""
 
     def __init__(self, path: Path, between: Callable[[], object]) -> None:
@@ -113,7 +155,7 @@ class _File:
         self._between, self._digest = between, hashlib.sha256()
         self._error: BaseException | None = None
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> File:
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         return self
 
@@ -156,11 +198,12 @@ class _File:
             raise cause
 
 
-def _save_tensors(value: dict[str, Any], file: _File) -> None:
+def save_tensors(value: dict[str, Any], file: File) -> None:
     import torch
 
     torch.save(value, file)  # type: ignore[arg-type]  # it needs no more of a file than ours has
 
 
-def _json(value: dict[str, Any]) -> bytes:
+def to_json(value: dict[str, Any]) -> bytes:
+    """Readable JSON; NaN, which other parsers could not read, is refused."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

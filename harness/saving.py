@@ -93,13 +93,19 @@ class Saver:
             self._failure, self.last_saved = "", step
             return
         self._begun = time.monotonic()
+        self._begin(parts, before)
+
+    def _begin(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
+        """Write here, or have a copy written by a thread."""
         if not self._config.background:
             self._write(parts, before)
-            return
-        copied = self._memory.take(parts)
+        else:
+            self._begin_thread(self._memory.take(parts), before)
+
+    def _begin_thread(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
         self._idle.clear()
         self._thread = threading.Thread(
-            target=self._write_copy, args=(copied, before), name="checkpoint", daemon=True
+            target=self._write_copy, args=(parts, before), name="checkpoint", daemon=True
         )
         self._thread.start()
 
@@ -159,8 +165,11 @@ class Saver:
         except Cancelled:
             return
         except OSError as error:
-            self._failed(trainer["step"], parts, error)
+            self._failed(self._in_words(trainer["step"], parts, error))
             return
+        self._saved(path, trainer)
+
+    def _saved(self, path: Path, trainer: dict[str, Any]) -> None:
         self._failures, self._failure = 0, ""
         self.last_saved = trainer["step"]
         self.seconds = max(self.seconds or 0.0, time.monotonic() - self._begun)
@@ -193,16 +202,18 @@ class Saver:
         if not self._config.background:
             self._beat()
 
-    def _failed(self, step: int, parts: dict[str, Any], error: OSError) -> None:
-        self._failures += 1
+    def _in_words(self, step: int, parts: dict[str, Any], error: OSError) -> str:
         free = "unknown"
         with contextlib.suppress(OSError):
             free = f"{shutil.disk_usage(self._run_dir).free:,}"
         where = error.filename or checkpoints_dir(self._run_dir)
-        self._failure = (
+        return (
             f"step {step} could not be saved: {where}: {error.strerror or error} "
             f"({free} bytes free, about {tensor_bytes(parts):,} needed)"
         )
+
+    def _failed(self, failure: str) -> None:
+        self._failures, self._failure = self._failures + 1, failure
         if self._failures < self._config.max_failures:
             log.warning(
                 "%s. %s; training goes on and the next checkpoint is tried when it is due. "

@@ -74,7 +74,7 @@ def _tokenizer_sha256(saved: Checkpoint) -> str | None:
 
 def load_initial(model: GPT, saved: Checkpoint) -> None:
     """Put a checkpoint's weights into a fresh model; of its positions the first `seq_len`."""
-    with saved.foreign(checkpoint.MODEL):
+    with saved.foreign(saved.model_file):
         model.load_state_dict(cut(saved.weights(), model.seq_len))
 
 

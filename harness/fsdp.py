@@ -1,0 +1,55 @@
+"""`parallel=fsdp`: a model whose weights, gradients and optimizer state are sharded over all ranks (FSDP2).
+
+Each block is a group that is gathered when it is computed and freed behind it; the embeddings and the last
+norm are the group of the root, gathered from the beginning of the forward pass to the end of the backward
+one, for the token embedding is also the head. The weights that are updated are float32, and autocast rounds
+what is computed as it does under DDP, so that both train alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from harness.model import GPT
+
+_ENTRIES = ("loss", "hidden")  # methods that are called from outside, beside `forward`
+
+
+def shard(model: GPT, device: torch.device, *, bf16: bool, compiled: bool) -> None:
+    """Shard a whole model, equal on every rank, over all of them and put it on `device`, in place.
+
+    Its `forward`, `loss` and `hidden` may be called afterwards, by all ranks together. `compiled` is about
+    each block: what gathers cannot be compiled. On CUDA `bf16` halves what is gathered of the blocks, whose
+    matrices autocast would round in the same way.
+    """
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    rounded = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    policy = rounded if bf16 and device.type == "cuda" else MixedPrecisionPolicy()
+    for block in model.h:
+        if compiled:
+            block.forward = torch.compile(block.forward)  # what gathers stays outside
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    for name in _ENTRIES:
+        register_fsdp_forward_method(model, name)
+    # It warns of the logits, a view, that nobody may change them in place: nobody does.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """A sharded model's weights by name, put together on the CPU. Every rank calls it."""
+    return {
+        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+        for name, tensor in model.state_dict().items()
+    }
