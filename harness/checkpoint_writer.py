@@ -69,11 +69,18 @@ def write(
         OPTIMIZER: lambda file: save_tensors(optimizer, file),
         **small_writers(rng=rng, loader=loader, trainer=trainer, config=config),
     }
+    write_plain(target, trainer["step"], writers, between)
+    return target
+
+
+def write_plain(
+    target: Path, step: int, writers: dict[str, Writer], between: Callable[[], object] = lambda: None
+) -> None:
+    """Write a step by the `writers` of its files, FILES, to the folder `target`, which makes room for it."""
     temporary = make_room(target)
     with removed_on_failure(temporary):
         entries = write_files(temporary, writers, between)
-        complete(temporary, target, FORMAT_VERSION, trainer["step"], entries, between)
-    return target
+        complete(temporary, target, FORMAT_VERSION, step, entries, between)
 
 
 def small_writers(

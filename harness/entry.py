@@ -29,6 +29,11 @@ def convert() -> None:
     _until_ctrl_c("harness.prepare.convert_cli")
 
 
+def convert_checkpoint() -> None:
+    """`convert_checkpoint.py`, `harness-convert-checkpoint`."""
+    _until_ctrl_c("harness.convert_checkpoint")
+
+
 def sample() -> None:
     """`sample.py`, `harness-sample`."""
     _until_ctrl_c("harness.sample")

@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import checkpoint_writer, retention
-from harness.checkpoint import complete_steps, open_checkpoint, step_dir
+from harness import checkpoint_writer, convert_checkpoint, retention
+from harness.checkpoint import FILES, complete_steps, open_checkpoint, step_dir
 from harness.config import CheckpointConfig
 from harness.config_groups import ModelConfig, OptimizerConfig
 from harness.errors import RunFailed, UserError
@@ -172,6 +173,27 @@ def test_another_number_of_ranks_goes_on_from_shards_and_from_a_whole_model(
     ):
         assert words in text
         assert "shards.json does not fit this run" in text
+
+
+def test_shards_are_converted_to_a_whole_model(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    monkeypatch.setattr(sys, "argv", ["convert_checkpoint.py", str(folder)])
+    convert_checkpoint.main()
+    assert "step-00000003.plain: step 3, model.safetensors and optimizer.pt" in capsys.readouterr().out
+    saved, converted = (open_checkpoint(step_dir(folder, 3).with_suffix(end)) for end in ("", ".plain"))
+    both = {"model": saved.weights(), "optimizer": saved.optimizer_state()}
+    plain = checkpoint_writer.write(tmp_path, **parts(3) | both)
+    assert {path.name for path in converted.path.iterdir()} == {*FILES, "checkpoint.json"}
+    for name in FILES:
+        assert (converted.path / name).read_bytes() == (plain / name).read_bytes(), name
+    for argument, words in ((folder, "exists"), (converted.path, "is not in shards")):
+        monkeypatch.setattr(sys, "argv", ["convert_checkpoint.py", str(argument)])
+        with pytest.raises(SystemExit):
+            convert_checkpoint.main()
+        assert words in capsys.readouterr().err
+    assert complete_steps(folder) == [3]
 
 
 @pytest.mark.parametrize(
