@@ -16,8 +16,9 @@ from harness.storage.manifest import Manifest
 
 FORMAT_VERSION = 1
 
-# Samples whose order is computed at once: NumPy's cost a call is then spread over many batches.
-_ORDER_BLOCK = 4096
+# Samples whose order is computed at once: NumPy's cost a call is then spread over many batches. The first
+# block is small, because a start and a resume wait for it.
+_FIRST_BLOCK, _ORDER_BLOCK = 256, 4096
 
 _NO_IDS: Ids = np.empty(0, np.int64)
 
@@ -194,7 +195,7 @@ class SampledLoader(ABC):
         start = batch_start + self._shift
         first, block = self._blocks[ahead]
         if not first <= start <= start + self._rows <= first + len(block):
-            size = min(max(self._rows, _ORDER_BLOCK), self.samples - start)
+            size = min(max(self._rows, _ORDER_BLOCK if len(block) else _FIRST_BLOCK), self.samples - start)
             first, block = self._blocks[ahead] = start, self.order(start, size)
         return block[start - first : start - first + self._rows]
 
