@@ -44,6 +44,13 @@ def command(script: str, *words: str) -> str:
     return " ".join([program, *map(shell_word, words)])
 
 
+def torchrun_command(processes: str, *words: str) -> str:
+    """The same for train.py on several devices of this host."""
+    alone = command("train", *words)
+    program = alone.removeprefix("python ") if alone.startswith("python ") else f"--no-python {alone}"
+    return f"torchrun --nproc-per-node={processes} {program}"
+
+
 def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> str:
     """The command that prepares the set this configuration asks for; the words `extra` win over it.
 

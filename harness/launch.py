@@ -182,6 +182,7 @@ def _execute(
             log.info("removed   %s, which a writer that was killed had left", shown(gone))
         identity |= keep_origin(path, learner, saved, plan.initial)
         identity["lineage"] = lineage.to_record(segments)
+        meeting.agree("began", {"identity": identity, "unevaluated": unevaluated})
         run = assemble(
             plan.config, path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
             saved=saved, status=status, tracker=tracker, identity=identity, unevaluated=unevaluated,
@@ -190,7 +191,6 @@ def _execute(
         _describe(run, plan, places)
         if saved is not None and plan.goes_on:
             run.saver.remove_surplus(saved.trainer)
-        meeting.agree("began", {"identity": identity, "unevaluated": unevaluated})
         with _looping(run, plan, learner, stop):
             finished = train(run, stop)
             figures = summary.write(run, segments, plan.data.train, finished=finished)

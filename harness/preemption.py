@@ -7,7 +7,8 @@
 | after the loop                               | limits the wait for trackers                               |
 
 Outside of the loop the process ends within seconds even where its main thread does not answer. A second
-signal leaves at once with 130, in any phase.
+signal leaves at once with 130, in any phase. Of several ranks each gets the signal, from their launcher and
+maybe from a job manager too: what comes within seconds is one, and rank 0 alone speaks of it.
 
 Signals are counted by a thread, through `signal.set_wakeup_fd`: Python's own handlers wait until the main
 thread is back from the call it is in, and two signals during one long product of matrices become one there.
@@ -41,6 +42,7 @@ _RECORD_SECONDS = 0.5
 _POLL_SECONDS = 0.1
 # `timeout` and job managers send a signal to the process and then to its group: that is one signal.
 _SAME_SIGNAL_SECONDS = 0.02
+_SAME_FOR_RANKS_SECONDS = 3.0
 _SO_TIMESTAMP = 29  # of Linux; the socket module does not name it
 
 _active: StopRequest | None = None
@@ -76,6 +78,8 @@ class StopRequest:
         self.record: Callable[[int], object] = _nothing
         self._stop_code = self._code = code
         self._signals, self._patient = signals, patient
+        self._is_rank = (os.environ.get("WORLD_SIZE") or "1") != "1"
+        self._talks = not self._is_rank or os.environ.get("RANK") == "0"
         self._before: dict[int, Any] = {}
         self._in_loop = self._is_ending = self._is_held = False
         self._deadline = float("inf")
@@ -166,7 +170,8 @@ class StopRequest:
         name = signal.Signals(number).name
         self.signalled, self.name = True, self.name or name
         if self._saying.acquire(timeout=_RECORD_SECONDS):
-            if not (self._said or self._is_ending or self._patient or self._stop_code != EXIT_STOPPED):
+            is_quiet = self._said or self._is_ending or self._patient or not self._talks
+            if not is_quiet and self._stop_code == EXIT_STOPPED:
                 self._said = True
                 what = (
                     "stopping at the next safe point, which is saved"
@@ -187,10 +192,15 @@ class StopRequest:
                 _aside(partial(self._note, arrival.number))
                 if not (self._in_loop or self._patient):
                     self._deadline = time.monotonic() + UNWIND_SECONDS
-            elif not self._patient and (
-                first.number != arrival.number or arrival.time - first.time > _SAME_SIGNAL_SECONDS
-            ):
+            elif not self._patient and self._is_another(first, arrival):
                 self._leave(EXIT_AT_ONCE, "left at once; what was saved before is whole")
+
+    def _is_another(self, first: _Arrival, second: _Arrival) -> bool:
+        """Whether the second signal was sent for itself."""
+        apart = second.time - first.time
+        if self._is_rank:
+            return apart > _SAME_FOR_RANKS_SECONDS
+        return first.number != second.number or apart > _SAME_SIGNAL_SECONDS
 
     def _receive(self, timeout: float | None) -> _Arrival | None:
         """The next signal, 0 for the end of the watch; None where none came in `timeout` seconds."""
@@ -205,7 +215,8 @@ class StopRequest:
 
     def _leave(self, code: int, message: str) -> None:
         try:
-            _aside(lambda: _say(message))
+            if self._talks:
+                _aside(lambda: _say(message))
             _aside(lambda: self.record(code))
         finally:
             os._exit(code)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 
-from harness.commands import command, override
+from harness.commands import command, override, torchrun_command
 from harness.config import TrainConfig, tokens_per_step, total_steps
 from harness.config_record import flatten, to_dict
 from harness.errors import UserError
@@ -130,12 +132,25 @@ def _name(sweep: composing.SweepConfig, overrides: list[Override]) -> str:
 
 
 def _refuse_several_processes(line: CommandLine) -> None:
+    """A sweep starts processes by itself; torchrun makes one run of several."""
     count = os.environ.get("WORLD_SIZE") or "1"
-    if count != "1":
-        raise UserError(
-            f"a sweep was started as one of several processes (WORLD_SIZE={count}): each would launch all "
-            f"of its jobs. Start it alone, without torchrun: {command('train', *line.words())}"
-        )
+    if count == "1":
+        return
+    one = [f"{key_of(word)}=VALUE" if _has_values(word) else word for word in line.overrides]
+    raise UserError(
+        f"a sweep was started as one of several processes (WORLD_SIZE={count}): each would launch all of its "
+        f"jobs. Start it alone, without torchrun, and each job trains on one device:\n"
+        f"  {command('train', *line.words())}\n"
+        "To train its jobs on several devices each, start them one after the other:\n"
+        f"  {torchrun_command(os.environ.get('LOCAL_WORLD_SIZE', count), *one)}"
+    )
+
+
+def _has_values(word: str) -> bool:
+    try:
+        return any(one.is_sweep_override() for one in OverridesParser.create().parse_overrides([word]))
+    except HydraException:  # which says so once it is started alone
+        return False
 
 
 def _check_keys(overrides: list[Override]) -> None:
