@@ -29,8 +29,7 @@ LEAVE_S = 3.0  # for the others to hear of a failure, before its rank ends and t
 GRACE_S = 8.0  # for a main thread to end once another rank has failed
 _LEADER_S = 1.0  # for rank 0 to refuse what this rank refuses too
 _LOOK_S = 0.2
-# Of the job, whichever start of it: the directory it runs in, and that it was refused.
-_JOB, _REFUSED = "harness/job", "harness/refused"
+JOB = "harness/job"  # what the store keeps of the job, whichever start of it
 
 
 class Meeting:
@@ -79,27 +78,25 @@ class Meeting:
 
 
 class RanksMeeting(Meeting):
-    """The same where a launcher started this process, maybe with others. `raw` is the store of the job.
+    """The same where a launcher started this process, maybe with others.
 
-    `store` and `peers` are those of this start: their keys have the prefix `token`.
+    `raw` is the store of the job, `store` that of this start in it; `job` is what earlier starts have left.
+    `hosts`: the store is this process's own, and goes with it.
     """
 
-    def __init__(self, ranks: Ranks, raw: Store, token: str) -> None:
+    def __init__(self, ranks: Ranks, raw: Store, store: Store, job: dict[str, Any], *, hosts: bool) -> None:
         super().__init__(ranks)
-        from torch.distributed import PrefixStore
-
-        self._raw, self.store = raw, PrefixStore(f"harness/{token}", raw)
-        self.peers = Peers(self.store, ranks.rank, ranks.size)
-        self.earlier = Path(json.loads(raw.get(_JOB))) if raw.check([_JOB]) else None
-        self.was_refused = raw.check([_REFUSED])
+        self._raw, self.store, self._job, self._hosts = raw, store, job, hosts
+        self.peers = Peers(store, ranks.rank, ranks.size)
+        self.earlier = Path(job["path"]) if "path" in job else None
+        self.was_refused = "refused" in job
         self._counts: dict[str, int] = {}
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
 
     def gather(self, name: str, value: Any = None) -> list[Any]:
-        place = self._next(name)
-        keys = [f"{place}/{rank}" for rank in range(self.ranks.size)]
+        keys = self._of_all(self._next(name))
         self.store.set(keys[self.ranks.rank], json.dumps(value))
         self._until(keys)
         return [json.loads(text) for text in self.store.multi_get(keys)]
@@ -124,7 +121,7 @@ class RanksMeeting(Meeting):
 
     def keep(self, path: Path) -> None:
         if self.ranks.leads:
-            self._raw.set(_JOB, json.dumps(str(path)))
+            self._keep(path=str(path))
 
     def is_to_say(self, error: BaseException) -> bool:
         try:
@@ -133,7 +130,7 @@ class RanksMeeting(Meeting):
             elif error.fields:
                 return False
             if failure.exit_code(error) == EXIT_USER:
-                self._raw.set(_REFUSED, "yes")
+                self._keep(refused=True)
                 if not self.ranks.leads:
                     self._wait(["said"], _LEADER_S)
             me = str(self.ranks.rank)
@@ -150,14 +147,28 @@ class RanksMeeting(Meeting):
         with contextlib.suppress(RuntimeError):
             if isinstance(error, Stopped) or not isinstance(error, SystemExit):
                 self.peers.explain(error)
-            self.store.set(f"heard/{self.ranks.rank}", "yes")
+            self._note("heard")
             if self.peers.first_rank() == self.ranks.rank:
-                self._wait([f"heard/{rank}" for rank in range(self.ranks.size)], LEAVE_S)
+                self._wait(self._of_all("heard"), LEAVE_S)
 
     def close(self) -> None:
-        """Look no more for the failure of others."""
+        """Look no more for the failure of others; a store of this process stays until all others are done."""
         self._closed.set()
         self._watcher.join()
+        with contextlib.suppress(RuntimeError):
+            self._note("left")
+            if self._hosts:
+                self._wait(self._of_all("left"), LEAVE_S)
+
+    def _keep(self, **fields: Any) -> None:
+        self._job |= fields
+        self._raw.set(JOB, json.dumps(self._job))
+
+    def _note(self, what: str) -> None:
+        self.store.set(f"{what}/{self.ranks.rank}", "yes")
+
+    def _of_all(self, what: str) -> list[str]:
+        return [f"{what}/{rank}" for rank in range(self.ranks.size)]
 
     def _watch(self) -> None:
         """Once another rank has failed, this process ends, whatever its main thread waits in."""
@@ -172,7 +183,7 @@ class RanksMeeting(Meeting):
                     "the store in which the ranks meet is gone: rank 0, or its launcher", 0, {}
                 )
         with contextlib.suppress(RuntimeError):
-            self.store.set(f"heard/{self.ranks.rank}", "yes")
+            self._note("heard")
         if not self._closed.wait(GRACE_S):
             try:
                 self.record(failed)

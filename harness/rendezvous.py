@@ -13,10 +13,10 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError
-from harness.meeting import Meeting, RanksMeeting
+from harness.meeting import JOB, Meeting, RanksMeeting
 from harness.ranks import Ranks, declared
 
 if TYPE_CHECKING:
@@ -45,8 +45,12 @@ def meeting(meet_s: float = MEET_S) -> Iterator[Meeting]:
     if _current is not _ALONE or not (ranks.several or "TORCHELASTIC_RUN_ID" in os.environ):
         yield _current
         return
-    store = _open_store(ranks, meet_s)
-    _current = met = RanksMeeting(ranks, store, _token(ranks, store, meet_s))
+    # It says in C++, with a stack, what is said here in words: that another rank is gone.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    raw = _open_store(ranks, meet_s)
+    store, job = _met(ranks, raw, meet_s)
+    hosts = ranks.leads and not outlives_restarts()
+    _current = met = RanksMeeting(ranks, raw, store, job, hosts=hosts)
     try:
         yield met
     except BaseException as error:
@@ -78,32 +82,33 @@ def _open_store(ranks: Ranks, meet_s: float) -> Store:
         raise _unmet(ranks, meet_s, str(error).partition("\n")[0]) from None
 
 
-def _token(ranks: Ranks, store: Store, meet_s: float) -> str:
-    """The prefix of this start's keys, which rank 0 chooses.
+def _met(ranks: Ranks, raw: Store, meet_s: float) -> tuple[Store, dict[str, Any]]:
+    """The part of the store that is this start's, and what earlier starts of the job have left of it.
 
-    Each rank draws a number, and takes a prefix that is given out for the very numbers of now. Rank 0 gives
-    it out again where it had read what a rank of an earlier start had drawn.
+    Each rank draws a number, and takes a part that is given out for the very numbers of now. Rank 0 gives it
+    out again where it had read what a rank of an earlier start had drawn.
     """
     from torch.distributed import PrefixStore
 
     mine, end = uuid.uuid4().hex, time.monotonic() + meet_s
     came = [_CAME.format(rank) for rank in range(ranks.size)]
-    store.set(came[ranks.rank], mine)
+    raw.set(came[ranks.rank], mine)
+    job = json.loads(raw.get(JOB)) if raw.check([JOB]) else {}
     given: list[str] = []
     while time.monotonic() < end:
-        if ranks.leads and store.check(came):
-            drawn = [text.decode() for text in store.multi_get(came)]
+        if ranks.leads and raw.check(came):
+            drawn = [text.decode() for text in raw.multi_get(came)]
             if drawn != given:
-                store.set(_MET, json.dumps(drawn))
+                raw.set(_MET, json.dumps([drawn, job]))
                 given = drawn
-        met = json.loads(store.get(_MET)) if store.check([_MET]) else []
-        if len(met) == ranks.size and met[ranks.rank] == mine:
-            there = PrefixStore(f"harness/{met[0]}", store)
-            there.set(f"met/{ranks.rank}", "yes")
-            if not ranks.leads or there.check([f"met/{rank}" for rank in range(ranks.size)]):
-                return str(met[0])
+        drawn, job = json.loads(raw.get(_MET)) if raw.check([_MET]) else ([], job)
+        if len(drawn) == ranks.size and drawn[ranks.rank] == mine:
+            store = PrefixStore(f"harness/{drawn[0]}", raw)
+            store.set(f"met/{ranks.rank}", "yes")
+            if not ranks.leads or store.check([f"met/{rank}" for rank in range(ranks.size)]):
+                return store, job
         time.sleep(0.02)
-    missing = [str(rank) for rank in range(ranks.size) if not store.check([came[rank]])]
+    missing = [str(rank) for rank in range(ranks.size) if not raw.check([came[rank]])]
     raise _unmet(
         ranks, meet_s, f"no word of rank {', '.join(missing)}" if missing else "rank 0 did not answer"
     )
