@@ -90,15 +90,6 @@ def test_a_copied_run_goes_on_on_its_own(data: Path, finished: Path, tmp_path: P
     assert len(train_rows(copy)) == 14
 
 
-@pytest.mark.parametrize("count", ["2", "abc"])
-def test_several_processes_are_refused(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: str
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", count)
-    with pytest.raises(UserError, match=f"WORLD_SIZE={count}"):
-        run(tiny_config(data), tmp_path / "run")
-
-
 def test_a_loss_that_is_no_number_is_kept_readable(data: Path, tmp_path: Path) -> None:
     config = tiny_config(
         data, optimizer__lr=1000.0, optimizer__weight_decay=100.0, trainer__grad_clip=0.0,

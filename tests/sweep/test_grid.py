@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -249,10 +250,13 @@ def test_a_name_that_is_no_plain_folder_is_refused(name: str) -> None:
     check_name("größe_2.b+c-1")
 
 
-def test_torchrun_is_answered_with_the_right_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_is_answered_with_the_right_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"train.py -m seed=1,2$"):
-        grid_of(line_of("seed=1,2"))
+    with pytest.raises(UserError) as error:
+        grid_of(line_of("seed=1,2", "loader.seq_len=8"))
+    lines = str(error.value).splitlines()
+    assert lines[1].endswith("train.py -m seed=1,2 loader.seq_len=8")
+    assert re.fullmatch(r"  torchrun --nproc-per-node=2 \S*train.py seed=VALUE loader.seq_len=8", lines[3])
 
 
 @pytest.mark.parametrize(
