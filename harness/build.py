@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from harness import reference, rng, weights
+from harness import followers, reference, rng, weights
+from harness.agreement import Agreement
 from harness.checkpoint import Checkpoint
 from harness.config import TrainConfig
 from harness.data_chain import DataChain
@@ -20,10 +21,11 @@ from harness.guard import Guard
 from harness.identity import chain_start, progress_of
 from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
-from harness.objectives import LanguageModelling, Objective, make_preference
+from harness.objectives import Distributed, LanguageModelling, Loss, Objective, make_preference
 from harness.optim import make_optimizer
+from harness.parallel import distribute, settle_buckets
 from harness.peak_memory import PeakMemory
-from harness.ranks import ALONE, Ranks
+from harness.ranks import ALONE, Ranks, current
 from harness.restore import restore
 from harness.run_dir import Status
 from harness.sample import make_sampler
@@ -70,6 +72,7 @@ def build_learner(
     if saved is None:
         if initial is not None:
             weights.load_initial(model, initial)
+        rng.part(config.seed, current())
         return Learner(model, optimizer, None, reference.frozen(model) if needs_reference else None)
     frozen = reference.load(model, saved) if needs_reference else None
     restore(saved, model, optimizer)
@@ -77,14 +80,22 @@ def build_learner(
 
 
 def objectives_of(
-    config: TrainConfig, learner: Learner, device: torch.device
+    config: TrainConfig, learner: Learner, device: torch.device, ranks: Ranks = ALONE
 ) -> tuple[Objective, LanguageModelling]:
-    """What is trained on, and the loss on a stream or on rows; the same where there is no reference."""
+    """What is trained on, and the loss on a stream or on rows of this process's model alone."""
     model, compiled = learner.model, should_compile(config.compile, device)
-    language = LanguageModelling(torch.compile(model.loss) if compiled else model.loss)
-    if learner.reference is None:
-        return language, language
-    return make_preference(model, learner.reference, config.trainer.dpo_beta, compiled=compiled), language
+
+    def shared(loss: Loss) -> Distributed:
+        return distribute(model, loss, ranks)
+
+    loss: Loss = torch.compile(model.loss) if compiled else model.loss
+    language = LanguageModelling(loss)
+    if learner.reference is not None:
+        beta = config.trainer.dpo_beta
+        preference = make_preference(model, learner.reference, beta, compiled=compiled, distribute=shared)
+        return preference, language
+    trained = shared(loss)
+    return LanguageModelling(trained.loss, trained.accumulating), language
 
 
 def assemble(
@@ -105,11 +116,17 @@ def assemble(
 ) -> Run:
     """Everything the loop needs, in one place.
 
-    `identity`: what trainer.json says beside the progress; `memory` None counts from here on.
+    `identity`: what trainer.json says beside the progress; `memory` None counts from here on. With several
+    `ranks` this is a collective, and what does not lead writes nothing, whatever `status` and `tracker` are.
     """
     model, manifest = learner.model, data.train.manifest
-    objective, language = objectives_of(config, learner, device)
-    progress, saver = progress_of(saved), Saver(path, config.checkpoint, status.note)
+    objective, language = objectives_of(config, learner, device, ranks)
+    autocast = make_autocast(config.precision, device)
+    settle_buckets(objective, config, device, autocast, ranks)
+    learner.optimizer.zero_grad(set_to_none=True)
+    progress, leads = progress_of(saved), ranks.leads
+    saver = Saver(path, config.checkpoint, status.note) if leads else followers.NoSaver(config.checkpoint)
+    peak = peak_flops(device)
     return Run(
         config=config,
         path=path,
@@ -120,28 +137,34 @@ def assemble(
         validation=data.validation,
         judge=objective if isinstance(data.validation, PairStore) else language,
         device=device,
-        autocast=make_autocast(config.precision, device),
+        autocast=autocast,
         progress=progress,
         cursor=loader.state_dict(),
         identity=identity,
         log=StepLog(
-            MetricsFile(path / "metrics.jsonl"),
+            MetricsFile(path / "metrics.jsonl") if leads else followers.NoMetrics(),
             tracker,
             status,
             round(objective.flops * flops_per_token(model)),
-            peak_flops(device),
+            None if peak is None else peak * ranks.size,
         ),
-        guard=Guard(path, config, learner.optimizer, device, step=progress.step, finish_saving=saver.wait),
+        guard=Guard(
+            path, config, learner.optimizer, device,
+            step=progress.step, finish_saving=saver.wait, ranks=ranks,
+        ),
         saver=saver,
         feed=DeviceFeed(device),
-        limit=TimeLimit(config.trainer.max_minutes, _checkpoint_bytes(model)),
-        chain=_chain(config, data, saved),
+        limit=TimeLimit(
+            config.trainer.max_minutes if leads else None, _checkpoint_bytes(model), late=int(ranks.several)
+        ),
+        chain=_chain(config, data, saved) if leads else DataChain(None),
         memory=memory or PeakMemory(device),
         unevaluated=unevaluated,
         ranks=ranks,
+        agreement=Agreement(ranks),
         status=status,
-        sample=make_sampler(model, manifest, seed=config.seed),
-    )
+        sample=make_sampler(model, manifest, seed=config.seed) if leads else None,
+    )  # fmt: skip
 
 
 def _checkpoint_bytes(model: GPT) -> int:

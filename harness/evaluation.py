@@ -21,6 +21,7 @@ from harness.loaders.contrastive_rows import pairs
 from harness.loaders.padded_rows import inputs_and_targets
 from harness.model import IGNORE
 from harness.objectives import LanguageModelling, Objective, target_counts
+from harness.ranks import ALONE, Ranks
 from harness.storage import PairStore, RowStore, Store, TokenStore
 
 if TYPE_CHECKING:
@@ -73,11 +74,13 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[object]],
     objective: Objective | None = None,
     between: Callable[[], object] = lambda: None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Mean loss over the samples that `batches` gives.
 
     `objective` None is the mean of the model's own loss; pairs need a `Preference`. `between` is called
     before each batch; what it raises abandons the evaluation. The model is left in the mode it was in.
+    Several `ranks` take `batch_size` samples each, make equally many passes, and get the same result.
     """
     objective = objective or LanguageModelling(model.loss)
     device = next(model.parameters()).device
@@ -86,15 +89,16 @@ def evaluate(
     training = model.training
     model.eval()
     try:
-        for inputs, targets in batches(store, tokens, batch_size, seq_len):
+        for inputs, targets in batches(store, tokens, batch_size * ranks.size, seq_len):
             between()
             counts = target_counts(targets)
             count += int(counts.sum())
             weight += objective.weight(counts)
+            inputs, targets, counted = _share(objective, inputs, targets, batch_size, ranks)
             with autocast():
                 sums = objective.sums(inputs.to(device), targets.to(device))
             for name, value in sums.items():
-                totals[name] = totals.get(name, 0.0) + value.double()
+                totals[name] = totals.get(name, 0.0) + value.double() * counted
     finally:
         model.train(training)
     if not weight:
@@ -102,9 +106,22 @@ def evaluate(
             f"{store.split} of {store.manifest.path} has no target to evaluate on: prepare more text, or "
             "name another set"
         )
-    means = {name: total.item() / weight for name, total in totals.items()}
+    own = {name: total.item() for name, total in totals.items()}
+    parts = ranks.gather(own)
+    means = {name: sum(part[name] for part in parts) / weight for name in own}
     loss = means.pop("loss")
     return Evaluation(loss, count, bits_per_byte(loss, store), means)
+
+
+def _share(
+    objective: Objective, inputs: Tensor, targets: Tensor, size: int, ranks: Ranks
+) -> tuple[Tensor, Tensor, bool]:
+    """A rank's `size` samples of a batch, and whether they count: others stand in where none are left."""
+    if not ranks.several:
+        return inputs, targets, True
+    parts = list(objective.split(inputs, targets, size))
+    counted = ranks.rank < len(parts)
+    return (*parts[ranks.rank if counted else 0], counted)
 
 
 def batches(store: Store, tokens: int | None, batch_size: int, seq_len: int) -> Batches:

@@ -22,6 +22,7 @@ from harness.commands import shown
 from harness.data_chain import batch_sha256
 from harness.errors import RunFailed
 from harness.incidents import batch_in_words, look_command, numbers_in_words
+from harness.ranks import ALONE, Ranks
 from harness.spikes import WINDOW, Spike, SpikeDetector
 from harness.tracking.jsonl import last_rows
 
@@ -55,7 +56,9 @@ class Guard:
     alone changes nothing; the one after `MOST_SKIPS` in a row stops the run.
 
     `step`: where the run goes on. The skips in a row and the losses up to it are read back from the run
-    directory. `finish_saving` is called before a stop lists the checkpoints.
+    directory. `finish_saving` is called before a stop lists the checkpoints. Of several `ranks`, which all
+    give the same numbers, each holds its optimizer back, skips and stops alike; rank 0 alone writes and says
+    it, and looks for spikes.
     """
 
     def __init__(
@@ -67,12 +70,15 @@ class Guard:
         *,
         step: int,
         finish_saving: Callable[[], None] = lambda: None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.run_dir, self.config, self.optimizer = run_dir, config, optimizer
-        self.finish_saving = finish_saving
+        self.finish_saving, self._leads = finish_saving, ranks.leads
         self._stops = config.trainer.on_nonfinite == "stop"
-        self._skips, self._last_skip = incidents.skips_before(run_dir, step), step
-        self._detector = SpikeDetector(config.trainer.spike_zscore, _losses_before(run_dir))
+        self._last_skip = step
+        self._skips: int = ranks.broadcast(incidents.skips_before(run_dir, step) if ranks.leads else 0)
+        before = _losses_before(run_dir) if ranks.leads else []
+        self._detector = SpikeDetector(config.trainer.spike_zscore if ranks.leads else None, before)
         self._said, self._unsaid = -_QUIET, 0
         self._values: Tensor | None = None
         self._pending: deque[_Taken] = deque()
@@ -140,6 +146,8 @@ class Guard:
         if self._stops or self._skips >= MOST_SKIPS:
             self._stop(taken, row)
         self._skips, self._last_skip = self._skips + 1, taken.step
+        if not self._leads:
+            return
         incidents.append(self.run_dir, row | {"action": "skip"})
         log.warning(
             "step %d: %s, at %s: skipped, it changes neither weights nor optimizer",
@@ -148,6 +156,11 @@ class Guard:
 
     def _stop(self, taken: _Taken, row: dict[str, Any]) -> NoReturn:
         self._pending.clear()
+        if not self._leads:
+            self._failed = RunFailed(
+                f"step {taken.step}: {numbers_in_words(row)}; rank 0 says more", "diverged"
+            )
+            raise self._failed
         skips = 0 if self._stops else self._skips
         where = f"Written to {shown(self.run_dir / incidents.FILE)}"
         try:
@@ -187,7 +200,7 @@ class Guard:
             "epoch": taken.epoch,
             "position_before": position - size,
             "position": position,
-            "batch_sha256": batch_sha256(taken.batch),
+            "batch_sha256": batch_sha256(taken.batch) if self._leads else None,  # others have a part of it
         }
 
 

@@ -7,7 +7,8 @@ into micro-batches gives the same gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -19,12 +20,29 @@ from harness.model import GPT, IGNORE
 
 # (inputs, targets), both int64 (n, T) -> one value, or (n,) values, in nats
 Loss = Callable[[Tensor, Tensor], Tensor]
+Contexts = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """A loss over this rank's rows whose backward pass gives every rank the mean of all ranks' gradients.
+
+    Inside of `accumulating()`, which must cover the forward pass too, the gradients stay this rank's own and
+    are added to the next ones. One process has nothing to wait for.
+    """
+
+    loss: Loss
+    accumulating: Contexts = nullcontext
 
 
 class Objective(Protocol):
-    """`flops` is what a counted token costs, in units of `model.flops_per_token`."""
+    """`flops` is what a counted token costs, in units of `model.flops_per_token`.
+
+    `accumulating()`: around a part of a batch that is not its last, as `Distributed` has it.
+    """
 
     flops: float
+    accumulating: Contexts
 
     def weight(self, counts: Tensor) -> int:
         """What the sums of a batch are divided by; `counts`: the targets of each row, int64 `(n,)`."""
@@ -48,22 +66,28 @@ def backward(
     weight: int,
     micro: int,
     device: torch.device,
-    autocast: Callable[[], AbstractContextManager[object]],
+    autocast: Contexts,
+    *,
+    ranks: int = 1,
 ) -> dict[str, Tensor]:
     """Add a batch's gradient to the weights', in micro-batches: its metrics, on the device.
 
     The objective is summed and divided by `weight`, the whole batch's, so any split into micro-batches gives
-    the gradient of the whole batch.
+    the gradient of the whole batch. Where these rows are one rank's of so many `ranks`, whose gradients are
+    averaged, the metrics are its part of the sum.
     """
     weight = max(1, weight)
     totals: dict[str, Tensor] = {}
-    for part, part_targets in objective.split(inputs, targets, micro):
+    parts = list(objective.split(inputs, targets, micro))
+    for number, (part, part_targets) in enumerate(parts, start=1):
         part = part.to(device, non_blocking=True)
         part_targets = part_targets.to(device, non_blocking=True)
-        with autocast():
-            sums = objective.sums(part, part_targets)
-            metrics = {name: value / weight for name, value in sums.items()}
-        metrics["loss"].backward()
+        with nullcontext() if number == len(parts) else objective.accumulating():
+            with autocast():
+                sums = objective.sums(part, part_targets)
+                metrics = {name: value / weight for name, value in sums.items()}
+            loss = metrics["loss"] if ranks == 1 else metrics["loss"] * ranks
+            loss.backward()
         for name, value in metrics.items():
             totals[name] = totals.get(name, 0.0) + value.detach()
     return totals
@@ -74,8 +98,8 @@ class LanguageModelling:
 
     flops = 1.0
 
-    def __init__(self, loss: Loss) -> None:
-        self._loss = loss
+    def __init__(self, loss: Loss, accumulating: Contexts = nullcontext) -> None:
+        self._loss, self.accumulating = loss, accumulating
 
     def weight(self, counts: Tensor) -> int:
         """The batch's targets."""
@@ -105,8 +129,11 @@ class Preference:
     # Per counted token (a pair counts as one row) two rows forward and backward, and two forward only.
     flops = 2 * (1 + 1 / 3)
 
-    def __init__(self, policy: Loss, reference: Loss, beta: float) -> None:
+    def __init__(
+        self, policy: Loss, reference: Loss, beta: float, accumulating: Contexts = nullcontext
+    ) -> None:
         self._policy, self._reference, self._beta = policy, reference, beta
+        self.accumulating = accumulating
 
     def weight(self, counts: Tensor) -> int:
         """The batch's pairs."""
@@ -139,9 +166,18 @@ def row_log_probability(model: nn.Module, inputs: Tensor, targets: Tensor) -> Te
     return -losses.view_as(targets).sum(dim=1)
 
 
-def make_preference(model: GPT, reference: GPT, beta: float, *, compiled: bool) -> Preference:
-    """The preference of `model` against the frozen `reference`."""
-    ours, theirs = partial(row_log_probability, model), partial(row_log_probability, reference)
+def make_preference(
+    model: GPT,
+    reference: GPT,
+    beta: float,
+    *,
+    compiled: bool,
+    distribute: Callable[[Loss], Distributed] = Distributed,
+) -> Preference:
+    """The preference of `model` against the frozen `reference`; `distribute` shares the model's part."""
+    ours: Loss = partial(row_log_probability, model)
+    theirs: Loss = partial(row_log_probability, reference)
     if compiled:
-        return Preference(torch.compile(ours), torch.compile(theirs), beta)
-    return Preference(ours, theirs, beta)
+        ours, theirs = torch.compile(ours), torch.compile(theirs)
+    shared = distribute(ours)
+    return Preference(shared.loss, theirs, beta, shared.accumulating)

@@ -7,12 +7,14 @@ anew, and that is said.
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import random
 from typing import TYPE_CHECKING, Any
 
 from harness.commands import shown
 from harness.errors import UserError
+from harness.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +43,32 @@ def state(device: torch.device) -> dict[str, Any]:
     }
 
 
+def state_of(ranks: Ranks, device: torch.device) -> dict[str, Any]:
+    """What a checkpoint keeps: `state`; of several ranks rank 0's, with those of the `others` in order.
+
+    A collective. Of a GPU each rank keeps its own generator only.
+    """
+    import torch
+
+    own = state(device)
+    if not ranks.several:
+        return own
+    if device.type == "cuda":
+        own["cuda"] = [torch.cuda.get_rng_state(device)]
+    first, *others = ranks.gather(own)
+    return {**first, "others": others}
+
+
+def part(value: int, ranks: Ranks) -> None:
+    """After `seed(value)` and what all ranks drew alike: each but rank 0 begins a sequence of its own."""
+    if ranks.rank:
+        seed(_seed_of(value, ranks.rank))
+
+
+def _seed_of(value: int, rank: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{value} {rank}".encode()).digest()[:8]) >> 1
+
+
 def seed(value: int) -> None:
     """Seed every generator that `state` keeps."""
     import numpy as np
@@ -51,16 +79,31 @@ def seed(value: int) -> None:
     torch.manual_seed(value)  # CUDA's too
 
 
-def restore(saved: dict[str, Any], device: torch.device, *, source: Path, anew: int) -> list[str]:
+def restore(
+    saved: dict[str, Any], device: torch.device, *, source: Path, anew: int, ranks: Ranks = ALONE
+) -> list[str]:
     """Set every generator to the state `saved`, read from `source`; a line for what is not as it was.
 
-    Where the checkpoint's device was of another kind, CUDA's generators are seeded with `anew` instead.
-    Raises `UserError` where a part is missing or is no state of its generator, and where there are more or
-    fewer CUDA devices than were saved.
+    Where the checkpoint's device was of another kind, CUDA's generators are seeded with `anew` instead; where
+    it was saved by more or fewer `ranks`, all generators are, for each rank otherwise. Raises `UserError`
+    where a part is missing or is no state of its generator, and where there are more or fewer CUDA devices
+    than were saved.
     """
     import numpy as np
     import torch
 
+    others = saved.get("others", [])
+    if not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
+        raise _unusable(source, "its part others holds no states")
+    if len(others) + 1 != ranks.size:
+        seed(_seed_of(anew, ranks.rank))
+        return [
+            *_version_lines(saved.get("versions"), device),
+            f"random numbers: the checkpoint has {len(others) + 1} processes', now there are {ranks.size}: "
+            "all begin anew, so with dropout the steps are other ones. The batches stay the same",
+        ]
+    if ranks.rank:
+        saved = others[ranks.rank - 1]
     missing = [part for part in _PARTS if part not in saved]
     if missing:
         raise _unusable(source, f"it lacks the state of {', '.join(missing)}")
@@ -69,8 +112,11 @@ def restore(saved: dict[str, Any], device: torch.device, *, source: Path, anew: 
     _restore_part("torch", source, lambda: torch.set_rng_state(saved["torch"]))
     before = "cuda" if saved["cuda"] else "cpu"
     if device.type == before == "cuda":
-        _check_devices(len(saved["cuda"]), source)
-        _restore_part("cuda", source, lambda: torch.cuda.set_rng_state_all(saved["cuda"]))
+        _check_devices(len(saved["cuda"]), source, 1 if ranks.several else torch.cuda.device_count())
+        if ranks.several:
+            _restore_part("cuda", source, lambda: torch.cuda.set_rng_state(saved["cuda"][0], device))
+        else:
+            _restore_part("cuda", source, lambda: torch.cuda.set_rng_state_all(saved["cuda"]))
     lines = _version_lines(saved["versions"], device)
     if device.type != before:
         if device.type == "cuda":
@@ -100,10 +146,7 @@ def _restore_part(part: str, source: Path, setter: Any) -> None:
         raise _unusable(source, f"its part {part} is no state of that generator ({error})") from error
 
 
-def _check_devices(saved: int, source: Path) -> None:
-    import torch
-
-    found = torch.cuda.device_count()
+def _check_devices(saved: int, source: Path, found: int) -> None:
     if saved != found:
         raise UserError(
             f"{shown(source)} holds the random state of {saved} CUDA devices, this process sees {found}: "

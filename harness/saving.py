@@ -71,13 +71,19 @@ class Saver:
         """Whether a save is under way beside the caller."""
         return not self._idle.is_set()
 
-    def due(self, step: int) -> bool:
-        """Whether step `step`, just done, is to be saved; raises where earlier saves end the run."""
-        self._raise_if_hopeless()
+    @property
+    def is_late(self) -> bool:
+        """Whether the last save is as many minutes ago as saves are to be apart."""
         minutes = self._config.minutes
-        if minutes is not None and time.monotonic() - self._begun >= 60 * minutes:
-            return True
-        return step % self._config.interval == 0
+        return minutes is not None and time.monotonic() - self._begun >= 60 * minutes
+
+    def due(self, step: int, late: bool | None = None) -> bool:
+        """Whether step `step`, just done, is to be saved; raises where earlier saves end the run.
+
+        `late` is what the ranks have agreed on of `is_late`; None: what it says now.
+        """
+        self._raise_if_hopeless()
+        return (self.is_late if late is None else late) or step % self._config.interval == 0
 
     def save(self, parts: dict[str, Any], before: Callable[[], object] = lambda: None) -> None:
         """Save `parts`, the arguments of `checkpoint_writer.write`, when the save before is done.

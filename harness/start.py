@@ -25,6 +25,7 @@ from harness.identity import progress_of
 from harness.loaders import Loader, make_loader
 from harness.meeting import Meeting
 from harness.optim import check_available
+from harness.parallel import check_shares, loader_share
 from harness.ranks import ALONE, Ranks
 from harness.resume import Changes
 
@@ -72,6 +73,7 @@ def settle(config: TrainConfig, path: Path, found: auto_resume.Found, ranks: Ran
         branch.check_budget(saved, path, completion.budget_of(config, saved))
         resume_data.check_place(saved, config)
     completion.check_warmup(config, saved)
+    check_shares(config, ranks)
     check_available(config.optimizer)
     initial = weights.open_initial(config) if saved is None else None
     return Start(found, changes, initial, select_device(config.device, ranks))
@@ -115,9 +117,7 @@ def opened(
     ranks, pin = meeting.ranks, start.device.type == "cuda"
     with (
         contextlib.closing(open_data(config, report, writes=writes, meeting=meeting)) as data,
-        contextlib.closing(
-            make_loader(config.loader, data.train, rank=ranks.rank, world_size=ranks.size, pin=pin)
-        ) as loader,
+        contextlib.closing(make_loader(config.loader, data.train, **loader_share(ranks), pin=pin)) as loader,
     ):
         if start.initial is not None:
             weights.check_tokenizer(start.initial, data.train.manifest)

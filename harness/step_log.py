@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from harness.tracking.jsonl import read_rows
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from harness.evaluation import Evaluation
     from harness.run_dir import Status
     from harness.tracking import Tracker
@@ -119,10 +117,9 @@ class StepLog:
         log.info("%s", self._line(row, seconds / steps))
         self.interval_started, self.interval_step, self.waits = time.perf_counter(), progress.step, []
 
-    def targets(self, step: int, counts: Tensor) -> None:
-        """Say once what teaches nothing; `counts`: the targets of each row of a batch, int64 `(n,)`."""
-        empty = int((counts == 0).sum())
-        if empty == len(counts):
+    def targets(self, step: int, rows: int, empty: int) -> None:
+        """Say once what teaches nothing: of a batch's `rows` so many are `empty`, without a target."""
+        if empty == rows:
             self._warn_once(
                 "batch",
                 f"step {step}: the batch has no target, all of it is padding or masked "
@@ -131,7 +128,7 @@ class StepLog:
         elif empty:
             self._warn_once(
                 "row",
-                f"step {step}: {empty} of the batch's {len(counts)} sequences have no target, they are "
+                f"step {step}: {empty} of the batch's {rows} sequences have no target, they are "
                 "padding or masked (loader.mask_boundary) and teach nothing. This is said once",
             )
 

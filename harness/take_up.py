@@ -10,6 +10,7 @@ from harness.checkpoint import RNG, Checkpoint
 from harness.config import TrainConfig
 from harness.data_setup import Data
 from harness.loaders import Loader
+from harness.ranks import current
 
 if TYPE_CHECKING:
     import torch
@@ -42,4 +43,6 @@ def taken_up(
 def restore_rng(saved: Checkpoint, learner: Learner, config: TrainConfig, device: torch.device) -> list[str]:
     """Set every generator to the checkpoint's state; lines for the log. `UserError` where that cannot be."""
     assert learner.rng is not None
-    return rng.restore(learner.rng, device, source=saved.path / RNG, anew=config.seed + saved.step)
+    return rng.restore(
+        learner.rng, device, source=saved.path / RNG, anew=config.seed + saved.step, ranks=current()
+    )

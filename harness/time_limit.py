@@ -21,14 +21,20 @@ _STEPS = 20  # of the last ones the longest counts: on CUDA one of several waits
 class TimeLimit:
     """Says when one more step, a save and the end would no longer fit into `minutes`; never where it is None.
 
-    `save_bytes` is the size of a checkpoint. A process makes one step whatever the time: a command that is
-    run again and again gets on even where all of its minutes go into getting ready.
+    `save_bytes` is the size of a checkpoint; `late`: steps that are still made once this says to stop. A
+    process makes one step whatever the time: a command that is run again and again gets on even where all of
+    its minutes go into getting ready.
     """
 
     def __init__(
-        self, minutes: float | None, save_bytes: int, clock: Callable[[], float] = time.monotonic
+        self,
+        minutes: float | None,
+        save_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        late: int = 0,
     ) -> None:
-        self.minutes, self._clock = minutes, clock
+        self.minutes, self._clock, self._late = minutes, clock, late
         self._save_bytes, self._steps = save_bytes, deque[float](maxlen=_STEPS)
         self.reason = ""
 
@@ -45,7 +51,7 @@ class TimeLimit:
             return False
         if save_s is None:
             save_s = self._save_bytes / BYTES_PER_S
-        kept = save_s * (2 if saving else 1) + max(self._steps) + END_S
+        kept = save_s * (2 if saving else 1) + max(self._steps) * (1 + self._late) + END_S
         spent = self._clock() - STARTED
         if spent + kept < 60 * self.minutes:
             return False

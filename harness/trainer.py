@@ -24,14 +24,16 @@ from harness.config_record import to_dict
 from harness.device_feed import DeviceFeed
 from harness.errors import RunFailed
 from harness.evaluation import evaluate
-from harness.objectives import Objective, backward, target_counts
+from harness.objectives import Objective, backward
 from harness.optim import lr_at
+from harness.parallel import counts_alike, micro_batch_size, own_rows, summed, whole
 from harness.ranks import ALONE, Ranks
 from harness.step_log import StepLog
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from harness.agreement import Agreement
     from harness.data_chain import DataChain
     from harness.guard import Guard
     from harness.loaders import Batch, Loader
@@ -111,6 +113,7 @@ class Run:
     memory: PeakMemory
     status: Status
     sample: Sampler | None
+    agreement: Agreement
     unevaluated: bool = False
     ranks: Ranks = ALONE
 
@@ -126,7 +129,7 @@ def train(run: Run, stop: StopRequest) -> bool:
     config, progress = run.config, run.progress
     budget = run.budget
     schedule_steps = config.schedule.total_steps or budget
-    micro = config.trainer.micro_batch_size or config.loader.batch_size
+    micro = micro_batch_size(config, run.ranks)
     run.status.update(phase="train", step=progress.step)
     run.log.begin(progress, budget, tokens_per_step(config), unevaluated=run.unevaluated)
     if run.unevaluated:
@@ -146,21 +149,18 @@ def train(run: Run, stop: StopRequest) -> bool:
         run.status.note(step=progress.step, last_saved=run.saver.last_saved)
         if config.trainer.log_batch_hash or last or progress.step % config.trainer.log_interval == 0:
             run.guard.settle()
-            row: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
-            row |= {"lr": lr, "grad_norm": grad_norm.item(), **data_hashes(run)}
-            if run.guard.has_skipped(progress.step):
-                row["skipped"] = True
-            run.log.step(progress, run.cursor["position"], row, evaluates=evaluates)
-            run.memory.sample()
+            if run.ranks.leads:
+                log_step(run, metrics, grad_norm, lr, evaluates=evaluates)
         run.limit.stepped(time.monotonic() - started)
         if evaluates:
             run.guard.settle()
             with saved_on_failure(run):
                 run_evaluation(run, stop)
-        if last or run.saver.due(progress.step):
+        if last or run.saver.due(progress.step, run.agreement.late):
             save(run)
-    if stop.name is not None:
+    if run.agreement.stopped:
         save(run)
+    run.agreement.end()
     run.status.update(phase="save", step=progress.step)
     run.saver.finish()
     run.status.note(last_saved=run.saver.last_saved)
@@ -168,11 +168,19 @@ def train(run: Run, stop: StopRequest) -> bool:
 
 
 def is_asked_to_stop(run: Run, stop: StopRequest) -> bool:
-    """Whether a signal or the end of the time asks; `stop.name` says which."""
-    name = stop.name
-    if name is None and run.limit.is_near(run.saver.seconds, saving=run.saver.is_writing):
-        name = stop.name = run.limit.reason
-    return name is not None
+    """Whether a signal or the end of the time asks, of several ranks any of them; `stop.name` says which.
+
+    A collective: a rank must not ask alone.
+    """
+    wishes_to_stop(run, stop)
+    return run.agreement.stops(stop, late=run.saver.is_late)
+
+
+def wishes_to_stop(run: Run, stop: StopRequest) -> bool:
+    """Whether this process is asked to stop."""
+    if stop.name is None and run.limit.is_near(run.saver.seconds, saving=run.saver.is_writing):
+        stop.name = run.limit.reason
+    return stop.name is not None
 
 
 def evaluation_is_due(config: TrainConfig, step: int, budget: int) -> bool:
@@ -196,21 +204,38 @@ def next_batch(run: Run) -> tuple[Batch, float]:
 def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[dict[str, Tensor], Tensor]:
     """One optimizer step over a global batch in micro-batches: metrics and gradient norm, on the device.
 
+    A rank computes its own rows; metrics, norm and step are those of all.
+
     A batch without a target has loss 0 and changes nothing: a step with its zero gradient would still decay
     the weights and follow old momentum.
     """
     for group in run.optimizer.param_groups:
         group["lr"] = lr
-    counts = target_counts(batch.targets)
-    run.log.targets(run.progress.step + 1, counts)
-    weight = run.objective.weight(counts)
-    totals = backward(run.objective, *run.feed(batch), weight, micro, run.device, run.autocast)
+    ranks, own = run.ranks, own_rows(batch, run.objective, run.ranks)
+    weight, rows, empty = whole(run.objective, own.targets, ranks, alike=counts_alike(run.config))
+    if ranks.leads:
+        run.log.targets(run.progress.step + 1, rows, empty)
+    inputs, targets = run.feed(own)
+    totals = backward(
+        run.objective, inputs, targets, weight, micro, run.device, run.autocast, ranks=ranks.size
+    )
     limit = run.config.trainer.grad_clip or float("inf")
     grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
-    if counts.any():  # on the host, as the whole batch is
+    totals, grad_norm = summed(totals, grad_norm, ranks)
+    if empty < rows:
         run.guard.step(totals["loss"], grad_norm)
     run.optimizer.zero_grad(set_to_none=True)
     return totals, grad_norm
+
+
+def log_step(run: Run, metrics: dict[str, Tensor], grad_norm: Tensor, lr: float, *, evaluates: bool) -> None:
+    """Write the row of the step just done; waits for the device."""
+    row: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
+    row |= {"lr": lr, "grad_norm": grad_norm.item(), **data_hashes(run)}
+    if run.guard.has_skipped(run.progress.step):
+        row["skipped"] = True
+    run.log.step(run.progress, run.cursor["position"], row, evaluates=evaluates)
+    run.memory.sample()
 
 
 def data_hashes(run: Run) -> dict[str, str]:
@@ -227,12 +252,16 @@ def data_chain(run: Run) -> dict[str, str]:
 
 @contextlib.contextmanager
 def saved_on_failure(run: Run) -> Iterator[None]:
-    """What only looks at the model must not cost its steps: they are saved before the error goes on."""
+    """What only looks at the model must not cost its steps: they are saved before the error goes on.
+
+    The other ranks may be gone by then, so their random state is asked for before.
+    """
+    random = rng.state_of(run.ranks, run.device) if run.ranks.several else None
     try:
         yield
     except Exception:
         try:
-            save(run)
+            save(run, random)
             run.saver.finish()
         except RunFailed as failed:
             log.error("%s", failed)
@@ -246,12 +275,18 @@ class Abandoned(Exception):
 def run_evaluation(run: Run, stop: StopRequest) -> None:
     """Evaluate, and sample a text; the training stream stays put.
 
-    Where `stop` asks, what is not done yet is left; an evaluation is then made when the run goes on.
+    Where `stop` asks, what is not done yet is left; an evaluation is then made when the run goes on. All
+    ranks evaluate, rank 0 alone samples.
     """
 
     def between() -> None:
         run.status.note()
         if is_asked_to_stop(run, stop):
+            raise Abandoned
+
+    def between_tokens() -> None:
+        run.status.note()
+        if wishes_to_stop(run, stop):
             raise Abandoned
 
     run.unevaluated = True
@@ -260,7 +295,7 @@ def run_evaluation(run: Run, stop: StopRequest) -> None:
         evaluate_step(run, between)
         run.unevaluated = False
         if run.progress.val_loss is not None:
-            sample_text(run, between)
+            sample_text(run, between_tokens)
     run.status.update(phase="train")
 
 
@@ -271,11 +306,12 @@ def evaluate_step(run: Run, between: Callable[[], None]) -> None:
         run.model,
         run.validation,
         tokens=config.evaluation.tokens,
-        batch_size=config.trainer.micro_batch_size or config.loader.batch_size,
+        batch_size=micro_batch_size(config, run.ranks),
         seq_len=config.loader.seq_len,
         autocast=run.autocast,
         objective=run.judge,
         between=between,
+        ranks=run.ranks,
     )
     progress.evaluated(result.loss)
     run.log.evaluation(progress, run.cursor["position"], result, data_chain(run))
@@ -289,10 +325,17 @@ def sample_text(run: Run, between: Callable[[], None]) -> None:
         log.info("sample: %r", run.sample(tokens, between))
 
 
-def save(run: Run) -> None:
-    """Checkpoint the current step, unless it is saved already."""
+def save(run: Run, random: dict[str, Any] | None = None) -> None:
+    """Checkpoint the current step, unless it is saved already. Rank 0 writes.
+
+    `random` is the ranks' random state of this step; None asks them for it, a collective.
+    """
     progress = run.progress
     run.guard.settle()  # nothing is saved after a step that was no step
+    random = rng.state_of(run.ranks, run.device) if random is None else random
+    run.agreement.saved()
+    if not run.ranks.leads:
+        return
     run.log.take_times(progress)
     progress.peak_memory_mb = max(progress.peak_memory_mb or 0.0, run.memory.megabytes())
     with run.log.paused():
@@ -302,7 +345,7 @@ def save(run: Run) -> None:
         parts = {
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
-            "rng": rng.state(run.device),
+            "rng": random,
             "loader": run.cursor,
             "trainer": {**vars(progress), "data_chain": None, **data_chain(run), **run.identity},
             "config": to_dict(run.config),

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.config import TrainConfig
+from harness.launch import launch
 from harness.ranks import TIMEOUT_S, declared, joined
 from tests.helpers_forks import CONTEXT
 
@@ -42,12 +44,17 @@ def side_by_side(
     *arguments: Any,
     timeout_s: float = TIMEOUT_S,
     ends: list[int] | None = None,
+    joins: bool = True,
 ) -> Answers:
-    """`act(ranks, *arguments)` in `size` processes that have joined. `ends`: only these end by themselves."""
+    """`act(ranks, *arguments)` in `size` processes that have joined; `act(*arguments)` where they join in it.
+
+    `ends`: only these end by themselves."""
     with tempfile.TemporaryDirectory() as folder:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         processes = [
-            CONTEXT.Process(target=_rank, args=(rank, size, address, folder, timeout_s, act, arguments))
+            CONTEXT.Process(
+                target=_rank, args=(rank, size, address, folder, timeout_s if joins else None, act, arguments)
+            )
             for rank in range(size)
         ]
         for process in processes:
@@ -78,7 +85,7 @@ def _rank(
     size: int,
     address: dict[str, str],
     folder: str,
-    timeout_s: float,
+    timeout_s: float | None,
     act: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
@@ -90,8 +97,11 @@ def _rank(
     )
     result: Any
     try:
-        with joined(declared(), "cpu", timeout_s=timeout_s) as ranks:
-            result = act(ranks, *arguments)
+        if timeout_s is None:
+            result = act(*arguments)
+        else:
+            with joined(declared(), "cpu", timeout_s=timeout_s) as ranks:
+                result = act(ranks, *arguments)
     except BaseException as error:
         traceback.print_exc()
         fields = getattr(error, "fields", {})
@@ -102,3 +112,14 @@ def _rank(
 
 def _read(path: Path) -> Any:
     return pickle.loads(path.read_bytes()) if path.exists() else None
+
+
+def launched(config: TrainConfig, path: Path) -> dict[str, Any]:
+    """A run as one of its ranks, from the configuration on."""
+    outcome = launch(config, path)
+    return {"step": outcome.step, "val_loss": outcome.val_loss, "stopped": outcome.stopped}
+
+
+def train_side_by_side(size: int, config: TrainConfig, path: Path, **options: Any) -> Answers:
+    """`config` trained in the directory `path` by `size` processes."""
+    return side_by_side(size, launched, config, path, joins=False, **options)

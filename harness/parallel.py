@@ -1,0 +1,123 @@
+"""One model on several devices: every rank takes its rows of the same global batch.
+
+A loss is a sum over rows, divided once by the weight of the global batch. DDP averages gradients over ranks,
+so each rank multiplies its own by their number: what remains is the gradient of the global batch, as one
+device would have it up to the order of the sum.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from harness.config import TrainConfig, layout
+from harness.errors import UserError
+from harness.loaders.batch import check_sizes
+from harness.objectives import Contexts, Distributed, Loss, Objective, backward, target_counts
+from harness.ranks import Ranks
+
+if TYPE_CHECKING:
+    from harness.loaders import Batch
+
+
+class _Forward(nn.Module):
+    """A loss as the forward pass of a module, which is what DDP can see."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self._loss(inputs, targets)
+
+
+def distribute(model: nn.Module, loss: Loss, ranks: Ranks) -> Distributed:
+    """`loss`, a function of `model`'s weights and perhaps compiled, for all ranks; alone as it is.
+
+    A collective: every rank gets rank 0's weights. `model` itself stays what is saved and sampled from.
+    """
+    if not ranks.several:
+        return Distributed(loss)
+    wrapped = nn.parallel.DistributedDataParallel(_Forward(model, loss), gradient_as_bucket_view=True)
+    return Distributed(wrapped, wrapped.no_sync)
+
+
+def settle_buckets(
+    objective: Objective, config: TrainConfig, device: torch.device, autocast: Contexts, ranks: Ranks
+) -> None:
+    """Take one micro-batch of nothing forward and backward; no weight changes and no random number is drawn.
+
+    DDP lays its buckets out anew after its first backward pass, and with more than two ranks the order in
+    which they are summed follows the layout: a run that goes on would begin with another one than it had.
+    The caller drops the gradients.
+    """
+    if not ranks.several:
+        return
+    rows = micro_batch_size(config, ranks) * (2 if layout(config.loader) == "contrastive" else 1)
+    inputs = torch.zeros((rows, config.loader.seq_len), dtype=torch.int64)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for _ in range(2):  # the new layout is made as the second begins
+            backward(objective, inputs, inputs, rows, rows, device, autocast)
+
+
+def check_shares(config: TrainConfig, ranks: Ranks) -> None:
+    """Raise `UserError` unless the ranks share a batch evenly, each its part in whole micro-batches."""
+    batch, micro = config.loader.batch_size, config.trainer.micro_batch_size
+    check_sizes(batch, config.loader.seq_len, ranks.rank, ranks.size)
+    share = batch // ranks.size
+    if micro is not None and share % micro:
+        raise UserError(
+            f"loader.batch_size={batch} over {ranks.size} processes leaves {share} sequences to each, "
+            f"which is no multiple of trainer.micro_batch_size={micro}: a step is whole micro-batches. Use "
+            "trainer.micro_batch_size=null, or one that divides it"
+        )
+
+
+def micro_batch_size(config: TrainConfig, ranks: Ranks) -> int:
+    """Sequences, or pairs, that a device takes at once."""
+    return config.trainer.micro_batch_size or config.loader.batch_size // ranks.size
+
+
+def loader_share(ranks: Ranks) -> dict[str, int]:
+    """What `make_loader` is told. Rank 0 reads every row: hashes and incidents are of the global batch."""
+    return {"rank": 0, "world_size": 1} if ranks.leads else {"rank": ranks.rank, "world_size": ranks.size}
+
+
+def own_rows(batch: Batch, objective: Objective, ranks: Ranks) -> Batch:
+    """This rank's rows out of what its loader gave."""
+    if not (ranks.several and ranks.leads):
+        return batch
+    size = batch.cursor["batch_size"] // ranks.size
+    inputs, targets = next(iter(objective.split(batch.inputs, batch.targets, size)))
+    return batch._replace(inputs=inputs, targets=targets)
+
+
+class Whole(NamedTuple):
+    """The global batch: `weight` as `Objective.weight`, its rows, and how many of those have no target."""
+
+    weight: int
+    rows: int
+    empty: int
+
+
+def whole(objective: Objective, targets: Tensor, ranks: Ranks, *, alike: bool) -> Whole:
+    """What the rows of all ranks come to. `alike`: each rank's come to the same; else they are asked."""
+    counts = target_counts(targets)
+    own = [objective.weight(counts), len(counts), int((counts == 0).sum())]
+    return Whole(*([value * ranks.size for value in own] if alike else ranks.total(own)))
+
+
+def counts_alike(config: TrainConfig) -> bool:
+    """Whether every row has as many targets as any other: nothing is padded or masked."""
+    return layout(config.loader) == "stream" and config.loader.mask_boundary == "none"
+
+
+def summed(metrics: dict[str, Tensor], grad_norm: Tensor, ranks: Ranks) -> tuple[dict[str, Tensor], Tensor]:
+    """The metrics of the global batch, and the gradient norm, the same to the bit on every rank."""
+    if not ranks.several:
+        return metrics, grad_norm
+    values = torch.stack([*(value.float() for value in metrics.values()), grad_norm.float() / ranks.size])
+    *sums, norm = ranks.sum_(values).unbind()
+    return dict(zip(metrics, sums, strict=True)), norm
