@@ -21,19 +21,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import bench_peers as peers
 import numpy as np
 import torch
-from bench_peers import NextBatch, Way
 from bench_sets import SHARDS, STORAGES, Folders, random_tokens, write_sets
+from peers import Reader, floor
+from peers.h5py_slices import Slices
+from peers.plain import NanoGPT, TorchLoader
 
 from harness.config import layout
 from harness.config_groups import (
@@ -60,6 +61,10 @@ LOADERS: dict[str, LoaderConfig] = {
 }
 TURN = 0.2  # seconds a way reads before the next one does
 OPENING = ("first_batch_ms", "resume_ms", "anonymous_mb")
+
+# Every way of reading is a context manager that gives a function for the next batch, int64 tensors.
+NextBatch = Callable[[], Any]
+Way = Callable[[], AbstractContextManager[NextBatch]]
 
 # What was measured of each way, by name.
 Rows = dict[str, dict[str, list[float]]]
@@ -96,6 +101,18 @@ def loader_way(folder: Path, config: LoaderConfig, *, mmap: bool = True) -> Way:
     return way
 
 
+def peer_way(reader: type[Reader], folder: Path, *, shuffle: bool, **options: int) -> Way:
+    """Another way of reading, of those that scripts/bench_peers.py compares."""
+
+    @contextmanager
+    def way() -> Iterator[NextBatch]:
+        made = reader(folder, shuffle=shuffle, **options)
+        yield made.next_batch
+        made.close()
+
+    return way
+
+
 def measure_all(folders: Folders, tokens: np.ndarray, seconds: float) -> Rows:
     """Everything of the loaders, and speeds of the peers. Forks come first, while there is one thread."""
     sets = {
@@ -114,19 +131,19 @@ def measure_all(folders: Folders, tokens: np.ndarray, seconds: float) -> Rows:
 def other_ways(folders: Folders) -> dict[str, Way]:
     """Variants of the two usual loaders, and the peers."""
     ways = {}
-    npy, hdf5 = folders["npy", "stream"], folders["hdf5", "stream"]
+    npy, plain = folders["npy", "stream"], folders["bin", "stream"]
     for name in ("sequential", "permutation"):
         config = LOADERS[name]
         ahead = type(config)(**vars(config) | {"prefetch": 2})
         ways[f"npy {name}, prefetch 2"] = loader_way(npy, ahead)
         ways[f"npy {name}, mmap=false"] = loader_way(npy, config, mmap=False)
         shuffle = name != "sequential"
-        ways[f"h5py slices, {name}"] = peers.h5py_slices(hdf5, B, T, shuffle=shuffle)
+        ways[f"h5py slices, {name}"] = peer_way(Slices, plain, shuffle=shuffle)
         for workers in (0, 2):
-            ways[f"torch DataLoader {name}, {workers} workers"] = peers.torch_dataloader(
-                npy, B, T, shuffle=shuffle, workers=workers
+            ways[f"torch DataLoader {name}, {workers} workers"] = peer_way(
+                TorchLoader, plain, shuffle=shuffle, workers=workers
             )
-    ways["nanoGPT get_batch"] = peers.nanogpt(folders["bin", "stream"] / "train.bin", B, T)
+    ways["nanoGPT's way"] = peer_way(NanoGPT, plain, shuffle=True)
     return ways
 
 
@@ -142,15 +159,15 @@ def turn(next_batch: NextBatch, seconds: float) -> float:
 
 def measure(ways: dict[str, Way], tokens: np.ndarray, seconds: float) -> Rows:
     """For each way, round by round: tokens per second, and their ratio to its floor's."""
-    floors = {True: peers.ram_copy(tokens, B, T), False: peers.ram_gather(tokens, B, T)}
+    floors = {True: floor.copying(tokens, B, T), False: floor.gathering(tokens, B, T)}
     rows: Rows = {name: {"tokens_per_s": [], "ratio": []} for name in ways}
     one_turn = min(TURN, seconds / len(ways))
     end = time.perf_counter() + seconds
     while len(rows["npy sequential"]["ratio"]) < 3 or time.perf_counter() < end:
         for name, way in ways.items():
-            with floors["sequential" in name]() as floor, way() as next_batch:
+            with way() as next_batch:
                 size = next_batch()[0].numel()
-                floor_rate = turn(floor, one_turn / 4) * B * T
+                floor_rate = turn(floors["sequential" in name], one_turn / 4) * B * T
                 rate = turn(next_batch, one_turn) * size
             rows[name]["tokens_per_s"].append(rate)
             rows[name]["ratio"].append(rate / floor_rate)
@@ -228,7 +245,7 @@ def goals(rows: Rows) -> list[Goal]:
         Goal("hdf5 random windows / h5py slices", 8, 12, against(hdf5, "h5py slices, permutation")),
         Goal("npy random windows / torch, 0 workers", 5, 15, against(random, torch_way.format(0))),
         Goal("npy random windows / torch, 2 workers", 5, 15, against(random, torch_way.format(2))),
-        Goal("npy random windows / nanoGPT", 15, 40, against(random, "nanoGPT get_batch")),
+        Goal("npy random windows / nanoGPT", 15, 40, against(random, "nanoGPT's way")),
         Goal("first batch from opening on, ms", 20, 10, worst("first_batch_ms"), at_most=True),
         Goal("resume at 90 % of an epoch, ms", 5, 1, worst("resume_ms"), at_most=True),
         Goal("anonymous memory, MB", 10, 10, worst("anonymous_mb"), at_most=True),

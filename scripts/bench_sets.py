@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.storage.manifest import write_manifest
 SHARDS = 4
 VOCAB_SIZE = 50_257
 STORAGES = ("npy", "hdf5", "hdf5 gzip")
+LAYOUTS = ("stream", "rows", "contrastive")
 
 # The folder of each (storage, layout).
 Folders = dict[tuple[str, str], Path]
@@ -28,8 +30,14 @@ def random_tokens(count: int) -> np.ndarray:
     return ((np.random.default_rng(0).zipf(1.2, count) - 1) % VOCAB_SIZE).astype(np.uint16)
 
 
-def write_sets(directory: Path, tokens: np.ndarray, row_width: int) -> Folders:
-    """Write `tokens` in each storage and layout; the sets' folders by (storage, layout).
+def write_sets(
+    directory: Path,
+    tokens: np.ndarray,
+    row_width: int,
+    storages: Iterable[str] = STORAGES,
+    layouts: Iterable[str] = LAYOUTS,
+) -> Folders:
+    """Write `tokens` in each of the storages and layouts; the sets' folders by (storage, layout).
 
     Rows are `row_width` tokens one after another, the last tenth of every row is padding. Pairs are the first
     half of the rows against the second. `train.bin` in the folder of `("bin", "stream")` is the plain tokens.
@@ -40,27 +48,25 @@ def write_sets(directory: Path, tokens: np.ndarray, row_width: int) -> Folders:
     half = len(rows) // 2
     sides = {"pos": rows[:half], "neg": rows[half : 2 * half]}
     folders = {("bin", "stream"): directory}
-    for storage in STORAGES:
-        for layout in ("stream", "rows", "contrastive"):
-            folder = directory / f"{storage}-{layout}".replace(" ", "-")
-            folder.mkdir()
-            folders[storage, layout] = folder
-            stream, write_rows = _WRITERS[storage]
-            width: Any = None
-            if layout == "stream":
-                train: Any = _split(folder / "train", tokens, mask, stream)
-                val: Any = _NOTHING
-            elif layout == "rows":
-                width = row_width
-                train, val = _split(folder / "train", rows, mask, write_rows), _NOTHING
-            else:
-                width = dict.fromkeys(sides, row_width)
-                train = {
-                    side: _split(folder / f"train_{side}", part, mask, write_rows)
-                    for side, part in sides.items()
-                }
-                val = dict.fromkeys(sides, _NOTHING)
-            _write_manifest(folder, storage, layout, width, {"train": train, "val": val})
+    for storage, layout in itertools.product(storages, layouts):
+        folder = directory / f"{storage}-{layout}".replace(" ", "-")
+        folder.mkdir()
+        folders[storage, layout] = folder
+        stream, write_rows = _WRITERS[storage]
+        width: Any = None
+        if layout == "stream":
+            train: Any = _split(folder / "train", tokens, mask, stream)
+            val: Any = _NOTHING
+        elif layout == "rows":
+            width = row_width
+            train, val = _split(folder / "train", rows, mask, write_rows), _NOTHING
+        else:
+            width = dict.fromkeys(sides, row_width)
+            train = {
+                side: _split(folder / f"train_{side}", part, mask, write_rows) for side, part in sides.items()
+            }
+            val = dict.fromkeys(sides, _NOTHING)
+        _write_manifest(folder, storage, layout, width, {"train": train, "val": val})
     return folders
 
 

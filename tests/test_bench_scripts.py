@@ -73,7 +73,7 @@ def test_the_loader_benchmark_measures_every_pair_and_every_peer(tmp_path: Path)
         "contrastive_rows",
     ]
     pairs = {f"{storage} {name}" for storage in ("npy", "hdf5", "hdf5 gzip") for name in loaders}
-    peers = {"nanoGPT get_batch", "h5py slices, permutation", "torch DataLoader permutation, 2 workers"}
+    peers = {"nanoGPT's way", "h5py slices, permutation", "torch DataLoader permutation, 2 workers"}
     assert pairs | peers < set(result["ways"])
     for name, row in result["ways"].items():
         assert name in printed

@@ -1,0 +1,52 @@
+"""A function in a forked process: what it imports, maps and starts ends with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+LIMIT = 300.0  # seconds
+
+
+class Failed(Exception):
+    """The function raised, was killed or took longer than the limit; the text says which."""
+
+
+def in_fork(function: Callable[..., Any], *arguments: Any, log: Path) -> Any:
+    """What `function` returns; what it prints, libraries' warnings above all, goes to the end of `log`."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=_call, args=(function, arguments, theirs, log)
+    )
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(LIMIT):
+            raise Failed(f"no answer within {LIMIT:.0f} s")
+        result, error = ours.recv()
+    except EOFError:
+        process.join()
+        raise Failed(f"ended with exit code {process.exitcode}") from None
+    finally:
+        process.join(10)  # a library's threads or workers may keep it from ending
+        process.kill()
+        process.join()
+    if error:
+        raise Failed(error)
+    return result
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], result: Connection, log: Path) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    try:
+        result.send((function(*arguments), None))
+    except Exception as error:
+        traceback.print_exc()
+        result.send((None, f"{type(error).__name__}: {error}"))

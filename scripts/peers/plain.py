@@ -1,0 +1,105 @@
+"""Reading without a library, and by PyTorch's own loader: what most training scripts do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from peers import BATCH_SIZE, BATCH_TOKENS, SEED, SEQ_LEN, TOKENS_FILE, Pair, Reader, endless
+
+
+class Memmap(Reader):
+    """A slice of a map that stays open, cast to int64: the least code there is. Its position is one's own."""
+
+    def __init__(self, folder: Path, *, shuffle: bool) -> None:
+        assert not shuffle
+        self.tokens = np.memmap(folder / TOKENS_FILE, dtype=np.uint16, mode="r")
+        self.batch = 0
+
+    def next_batch(self) -> Pair:
+        at = self.batch * BATCH_TOKENS
+        self.batch = (self.batch + 1) % ((len(self.tokens) - 1) // BATCH_TOKENS)
+        tokens = torch.from_numpy(self.tokens[at : at + BATCH_TOKENS + 1].astype(np.int64))
+        return tokens[:-1].view(BATCH_SIZE, SEQ_LEN), tokens[1:].view(BATCH_SIZE, SEQ_LEN)
+
+    def state(self) -> bytes:
+        return str(self.batch).encode()
+
+    def seek(self, state: bytes) -> None:
+        self.batch = int(state)
+
+
+class NanoGPT(Reader):
+    """A new map for each batch, starts at random with replacement, a tensor a row, stacked.
+
+    As in `get_batch` of https://github.com/karpathy/nanoGPT, which opens anew so that pages that were read do
+    not count as the process's memory. There is no epoch and no position, so nothing to resume from.
+    """
+
+    def __init__(self, folder: Path, *, shuffle: bool) -> None:
+        assert shuffle
+        self.file = folder / TOKENS_FILE
+
+    def next_batch(self) -> Pair:
+        tokens = np.memmap(self.file, dtype=np.uint16, mode="r")
+        starts = torch.randint(len(tokens) - SEQ_LEN, (BATCH_SIZE,)).tolist()
+        return self._rows(tokens, starts), self._rows(tokens[1:], starts)
+
+    def _rows(self, tokens: np.ndarray, starts: list[int]) -> torch.Tensor:
+        rows = [tokens[start : start + SEQ_LEN].astype(np.int64) for start in starts]
+        return torch.stack([torch.from_numpy(row) for row in rows])
+
+
+class Windows(Dataset[Pair]):
+    """The windows of a file, one at a time, a token shared between neighbours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokens = np.memmap(folder / TOKENS_FILE, dtype=np.uint16, mode="r")
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // SEQ_LEN
+
+    def __getitem__(self, index: int) -> Pair:
+        window = self.tokens[index * SEQ_LEN : (index + 1) * SEQ_LEN + 1].astype(np.int64)
+        return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
+
+
+class TorchLoader(Reader):
+    """`torch.utils.data.DataLoader`, its workers' prefetch as it comes. It has no state: to resume is to
+    read again from the start of the epoch, in the order of a generator whose seed one's own code keeps."""
+
+    def __init__(self, folder: Path, *, shuffle: bool, workers: int) -> None:
+        self.windows, self.shuffle, self.workers = Windows(folder), shuffle, workers
+        self._start()
+
+    def _start(self) -> None:
+        loader = DataLoader(
+            self.windows,
+            BATCH_SIZE,
+            shuffle=self.shuffle,
+            num_workers=self.workers,
+            drop_last=True,
+            generator=torch.Generator().manual_seed(SEED),
+        )
+        self.batches = endless(loader)
+        self.read = 0
+
+    def next_batch(self) -> Pair:
+        self.read += 1
+        inputs, targets = next(self.batches)
+        return inputs, targets
+
+    def state(self) -> bytes:
+        return str(self.read).encode()
+
+    def seek(self, state: bytes) -> None:
+        self.close()
+        self._start()
+        for _ in range(int(state)):
+            self.next_batch()
+
+    def close(self) -> None:
+        del self.batches  # ends the workers

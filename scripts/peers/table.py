@@ -1,0 +1,92 @@
+"""Which ways of reading there are, and what each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from peers import Reader
+
+IN_ORDER, SHUFFLED = "in order", "shuffled"
+OURS = "this project, npy"
+
+
+class Peer(NamedTuple):
+    """A row. `own_state` is False where what `Reader.state` gives is a number that one's own code keeps."""
+
+    name: str
+    module: str
+    reader: str
+    options: Mapping[str, Any] = {}
+    package: str = ""  # "" for what the project needs itself
+    files: str = "ours"  # the module that writes what is read
+    orders: tuple[str, ...] = (IN_ORDER, SHUFFLED)
+    own_state: bool = True
+
+    @property
+    def version(self) -> str | None:
+        """Of its package; None where that is not installed."""
+        try:
+            return version(self.package or "torch")
+        except PackageNotFoundError:
+            return None
+
+    def make(self, folder: Path, order: str) -> Reader:
+        """A reader at the start of the first epoch; `folder` is the one with all modules' files."""
+        make: Any = getattr(self.imported(), self.reader)
+        reader: Reader = make(folder / self.files, shuffle=order == SHUFFLED, **self.options)
+        return reader
+
+    def imported(self) -> Any:
+        """Its module, and with it its library."""
+        return import_module(f"peers.{self.module}")
+
+
+PEERS = (
+    Peer(OURS, "ours", "Loader", {"storage": "npy", "prefetch": 2}),
+    Peer(f"{OURS}, prefetch=0", "ours", "Loader", {"storage": "npy", "prefetch": 0}),
+    Peer("this project, hdf5", "ours", "Loader", {"storage": "hdf5", "prefetch": 2}),
+    Peer("this project, hdf5, prefetch=0", "ours", "Loader", {"storage": "hdf5", "prefetch": 0}),
+    Peer("bare np.memmap", "plain", "Memmap", orders=(IN_ORDER,), own_state=False),
+    Peer("nanoGPT's way", "plain", "NanoGPT", orders=(SHUFFLED,), own_state=False),
+    Peer("h5py slices", "h5py_slices", "Slices", package="h5py", own_state=False),
+    Peer("torch DataLoader, 0 workers", "plain", "TorchLoader", {"workers": 0}, own_state=False),
+    Peer("torch DataLoader, 2 workers", "plain", "TorchLoader", {"workers": 2}, own_state=False),
+    *(
+        Peer(
+            f"torchdata StatefulDataLoader, {workers} workers", "torchdata_loader", "Stateful",
+            {"workers": workers}, "torchdata",
+        )
+        for workers in (0, 2)
+    ),
+    *(
+        Peer(
+            f"litdata TokensLoader, {workers} workers", "litdata_tokens", "Tokens",
+            {"workers": workers}, "litdata", files="litdata_tokens",
+        )
+        for workers in (0, 2)
+    ),
+    *(
+        Peer(
+            f"mosaicml-streaming MDS, {workers} workers", "mosaic", "Mds",
+            {"workers": workers}, "mosaicml-streaming", files="mosaic",
+        )
+        for workers in (0, 2)
+    ),
+    Peer("grain, ArrayRecord", "grain_records", "ArrayRecord", package="grain", files="grain_records"),
+    Peer("grain, np.memmap", "grain_records", "Memmap", package="grain"),
+    Peer(
+        "megatron-core IndexedDataset", "megatron", "Indexed", {}, "megatron-core", "megatron", (IN_ORDER,),
+        own_state=False,
+    ),
+    *(
+        Peer(
+            f"megatron-core GPTDataset, {workers} workers", "megatron", "Gpt",
+            {"workers": workers}, "megatron-core", "megatron", (SHUFFLED,),
+        )
+        for workers in (0, 2)
+    ),
+)  # fmt: skip
