@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import gc
 import itertools
+import math
 import multiprocessing
 import os
 import statistics
@@ -120,10 +121,14 @@ def measure_all(folders: Folders, tokens: np.ndarray, seconds: float) -> Rows:
     }
     pairs = {pair: (folders[storage, layout(config)], config) for pair, (storage, config) in sets.items()}
     ways = {pair: loader_way(*where) for pair, where in pairs.items()}
-    rows = {pair: memory(way) for pair, way in ways.items()}
+    others = other_ways(folders)
+    one_turn = min(TURN, seconds / (len(ways) + len(others)))
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # free memory that is left here would hide what a fork takes
+    rows = {pair: memory(way, one_turn / 10) for pair, way in ways.items()}
     for pair, where in pairs.items():
-        rows[pair] |= first_batches(*where)
-    for name, speed in measure(ways | other_ways(folders), tokens, seconds).items():
+        rows[pair] |= first_batches(*where, times=min(7, math.ceil(seconds)))
+    for name, speed in measure(ways | others, tokens, seconds, one_turn).items():
         rows[name] = rows.get(name, {}) | speed
     return rows
 
@@ -157,11 +162,10 @@ def turn(next_batch: NextBatch, seconds: float) -> float:
     return batches / elapsed
 
 
-def measure(ways: dict[str, Way], tokens: np.ndarray, seconds: float) -> Rows:
+def measure(ways: dict[str, Way], tokens: np.ndarray, seconds: float, one_turn: float) -> Rows:
     """For each way, round by round: tokens per second, and their ratio to its floor's."""
     floors = {True: floor.copying(tokens, B, T), False: floor.gathering(tokens, B, T)}
     rows: Rows = {name: {"tokens_per_s": [], "ratio": []} for name in ways}
-    one_turn = min(TURN, seconds / len(ways))
     end = time.perf_counter() + seconds
     while len(rows["npy sequential"]["ratio"]) < 3 or time.perf_counter() < end:
         for name, way in ways.items():
@@ -174,7 +178,7 @@ def measure(ways: dict[str, Way], tokens: np.ndarray, seconds: float) -> Rows:
     return rows
 
 
-def first_batches(folder: Path, config: LoaderConfig, times: int = 7) -> dict[str, list[float]]:
+def first_batches(folder: Path, config: LoaderConfig, times: int) -> dict[str, list[float]]:
     """Milliseconds to a first batch: from opening the files on, and at 90 % of an epoch of an open store."""
     opened, resumed = [], []
     for _ in range(times):
@@ -193,10 +197,12 @@ def first_batches(folder: Path, config: LoaderConfig, times: int = 7) -> dict[st
     return {"first_batch_ms": opened, "resume_ms": resumed}
 
 
-def memory(way: Way) -> dict[str, list[float]]:
+def memory(way: Way, one_turn: float) -> dict[str, list[float]]:
     """Megabytes of anonymous memory that reading takes at most, and child processes; in a fork."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_read_and_weigh, args=(way, theirs))
+    process = multiprocessing.get_context("fork").Process(
+        target=_read_and_weigh, args=(way, one_turn, theirs)
+    )
     process.start()
     theirs.close()
     anonymous, children = ours.recv()
@@ -204,13 +210,11 @@ def memory(way: Way) -> dict[str, list[float]]:
     return {"anonymous_mb": [anonymous], "child_processes": [children]}
 
 
-def _read_and_weigh(way: Way, result: Connection) -> None:
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # free memory that the parent has left would hide what is taken
+def _read_and_weigh(way: Way, one_turn: float, result: Connection) -> None:
     before = most = _anonymous_mb()
     with way() as next_batch:
         for _ in range(5):
-            turn(next_batch, 0.02)
+            turn(next_batch, one_turn)
             most = max(most, _anonymous_mb())
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     result.send((most - before, len(children)))

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 
+# ruff: noqa: E402
 # Its image datasets import torchvision, which ends in an error where that was built for another torch; and
 # what they take counts for nothing where tokens are read.
 sys.modules.setdefault("streaming.vision", ModuleType("streaming.vision"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from bench_sets import write_sets
@@ -23,7 +24,7 @@ class Loader(Reader):
     """`sequential`, or `sliding_window` in its order by permutation: each window once an epoch."""
 
     def __init__(self, folder: Path, *, shuffle: bool, storage: str, prefetch: int) -> None:
-        sizes = {"batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, "prefetch": prefetch}
+        sizes: dict[str, Any] = {"batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, "prefetch": prefetch}
         config = SlidingWindowConfig(**sizes, seed=SEED) if shuffle else LoaderConfig(**sizes)
         self.loader = make_loader(config, open_split(folder / f"{storage}-stream", "train"))
         self.epoch = 0

@@ -7,14 +7,16 @@ from peers.table import IN_ORDER, SHUFFLED
 
 _COUNTED = """\
 * **Mtok/s, of the floor**: {windows} windows of {window_seconds:g} s, each behind one of the floor in the
-  same process: the same tokens in RAM, copied in order, or gathered at random places, into one int64 array. The
-  medians of the speeds and of the ratios.
+  same process: the same tokens in RAM, copied in order, or gathered at random places, into one int64
+  array. The medians of the speeds and of the ratios.
 * **first batch**: from nothing open to a batch, imports apart; the median of three processes.
 * **resume, new process**: from nothing open and a saved state to the batch at 90 % of an epoch, imports
-  apart. **resume, open**: the same where the library's objects are there already. What has no state of its own goes
-  on from a number that one's own code would keep (*), if need be by reading the epoch again.
+  apart. **resume, open**: the same where the library's objects are there already; a dash where that comes to
+  another batch. What has no state of its own goes on from a number that one's own code would keep (*), if
+  need be by reading the epoch again.
 * **memory**: anonymous memory of the process over that of one which has imported torch, at most; the
-  library's imports are in it. **children**: memory of its worker processes that goes when they end, shared pages apart.
+  library's imports are in it. **children**: memory of its worker processes that goes when they end, shared
+  pages apart.
 * **exact**: the three batches behind a resume in a new process, and the one at 90 % where the library had to
   read its way there, are bit for bit those that come without it. A dash: there is no way to resume."""
 
@@ -31,8 +33,8 @@ def page(result: Row) -> str:
         "Made by `python scripts/bench_peers.py --write docs/benchmarks` on "
         f"{result['date']}; every sample is in [loader.json](loader.json).",
         f"{where}, Linux {machine['kernel']}; {libraries}.",
-        f"{result['tokens']:,} tokens of a vocabulary of GPT-2's size, as frequent as in text, in the page cache."
-        f" Each way of reading delivers int64 inputs and targets of {result['batch_size']} x "
+        f"{result['tokens']:,} tokens of a vocabulary of GPT-2's size, as frequent as in text, in the page "
+        f"cache. Each way of reading delivers int64 inputs and targets of {result['batch_size']} x "
         f"{result['seq_len']} in a process of its own, with one torch thread. Ratios below 1.5 between two "
         "processes may be chance.",
         _COUNTED.format(**result),

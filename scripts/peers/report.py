@@ -37,12 +37,16 @@ def _ms(value: float) -> str:
 
 
 def _mb(value: float) -> str:
-    return f"{value:.1f} MB" if value < 100 else f"{value:,.0f} MB"
+    return f"{value:.1f} MB" if 0.05 <= value < 100 else f"{value:,.0f} MB"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 1 else f"{100 * share:.0f} %"
 
 
 COLUMNS = (
     Column("mtok_per_s", "Mtok/s", short, more_is_better=True),
-    Column("share", "of the floor", lambda share: f"{100 * share:.3g} %", more_is_better=True),
+    Column("share", "of the floor", _percent, more_is_better=True),
     Column("first_batch", "first batch", _ms),
     Column("resume", "resume, new process", _ms),
     Column("seek", "resume, open", _ms),
@@ -83,9 +87,9 @@ def _medians(row: Row) -> Row:
         "share": statistics.median(shares),
         "first_batch": statistics.median(row["first_batch_ms"]),
     }
-    if "resume_ms" in row:
-        medians["resume"] = statistics.median(row["resume_ms"])
-        medians["seek"] = statistics.median(row["seek_ms"])
+    for column in ("resume", "seek"):
+        if row.get(f"{column}_ms"):
+            medians[column] = statistics.median(row[f"{column}_ms"])
     return medians
 
 
