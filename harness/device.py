@@ -10,21 +10,8 @@ import torch
 
 from harness.config import TrainConfig
 from harness.errors import UserError
+from harness.peak_flops import peak_of
 from harness.ranks import ALONE, Ranks
-
-# Dense bf16 peak in FLOP/s, from the vendors' data sheets. The longest name that fits wins.
-_PEAK_FLOPS = {
-    "H200 NVL": 836e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 836e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
-
 
 def select_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     """`auto` is CUDA where there is one; each of several ranks has the GPU of its number on its host.
@@ -94,9 +81,9 @@ def set_numerics(config: TrainConfig, device: torch.device) -> None:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Dense bf16 peak of a known GPU, or None: then no MFU is shown rather than a wrong one."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    known = [model for model in _PEAK_FLOPS if model in name]
-    return _PEAK_FLOPS[max(known, key=len)] if known else None
+    """Dense bf16 peak of a known GPU in FLOP/s, or None: then no MFU is shown rather than a wrong one.
+
+    The same whatever the run's precision: with `precision=float32`, whose matrix products are TF32, the MFU
+    says how much of the GPU is used, and can be compared with that of a bf16 run.
+    """
+    return peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

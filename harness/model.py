@@ -152,7 +152,9 @@ def flops_per_token(model: GPT) -> int:
     N is `parameter_count` without the position table, which is added and never multiplied; the
     token embedding stays in, it is the head. Six: a multiply and an add, forward and twice backward.
     The second term is attention's two matrix products, counted in full though half is masked,
-    as published MFU figures do; T is the model's `seq_len`.
+    as published MFU figures do; T is the model's `seq_len`. So counted by PaLM (Chowdhery et al., 2022,
+    arXiv:2204.02311, appendix B): MFU is tokens a second times this, over the devices' dense bf16 peak.
+    Recomputed activations do not count.
     """
     matrices = parameter_count(model) - model.wpe.weight.numel()
     return 6 * matrices + 12 * model.config.n_layer * model.config.n_embd * model.seq_len
