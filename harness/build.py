@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,6 +36,9 @@ from harness.time_limit import TimeLimit
 from harness.tracking import Tracker
 from harness.tracking.jsonl import MetricsFile
 from harness.trainer import Run
+
+if TYPE_CHECKING:
+    from harness.profiling import StepProfiler
 
 log = logging.getLogger("harness")
 
@@ -126,7 +129,7 @@ def assemble(
     learner.optimizer.zero_grad(set_to_none=True)
     progress, leads = progress_of(saved), ranks.leads
     saver = Saver(path, config.checkpoint, status.note) if leads else followers.NoSaver(config.checkpoint)
-    peak = peak_flops(device)
+    peak = _peak_flops(device)
     return Run(
         config=config,
         path=path,
@@ -160,11 +163,32 @@ def assemble(
         chain=_chain(config, data, saved) if leads else DataChain(None),
         memory=memory or PeakMemory(device),
         unevaluated=unevaluated,
+        profiler=_profiler(config, path, device, ranks),
         ranks=ranks,
         agreement=Agreement(ranks),
         status=status,
         sample=make_sampler(model, manifest, seed=config.seed) if leads else None,
     )  # fmt: skip
+
+
+def _peak_flops(device: torch.device) -> float | None:
+    """The device's peak; that of a GPU which is not known is said to be missing."""
+    peak = peak_flops(device)
+    if peak is None and device.type == "cuda":
+        log.info(
+            "mfu       is left out: the peak of a %s is not known (harness/peak_flops.py)",
+            torch.cuda.get_device_name(device),
+        )
+    return peak
+
+
+def _profiler(config: TrainConfig, path: Path, device: torch.device, ranks: Ranks) -> StepProfiler | None:
+    """Rank 0's alone: the others do the same work."""
+    if not (config.profile and ranks.leads):
+        return None
+    from harness.profiling import StepProfiler
+
+    return StepProfiler(path, device)
 
 
 def _checkpoint_bytes(model: GPT) -> int:

@@ -113,6 +113,7 @@ class TrainConfig:
     compile: Any = "auto"
     deterministic: bool = False
     parallel: str = "auto"
+    profile: bool = False
     resume: Optional[str] = None  # noqa: UP045
     resume_accept: list[str] = field(default_factory=list)
     init_from: Optional[str] = None  # noqa: UP045

@@ -13,6 +13,7 @@ from harness.errors import UserError
 from harness.peak_flops import peak_of
 from harness.ranks import ALONE, Ranks
 
+
 def select_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     """`auto` is CUDA where there is one; each of several ranks has the GPU of its number on its host.
 

@@ -132,6 +132,7 @@ def _looping(run: Run, plan: Plan, learner: Learner, stop: StopRequest) -> Itera
     with (
         contextlib.closing(run.log.metrics),
         contextlib.closing(run.saver),
+        contextlib.closing(run.profiler) if run.profiler else contextlib.nullcontext(),
         run.chain,
         stop.asking(),
     ):

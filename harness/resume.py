@@ -62,7 +62,7 @@ TABLE: tuple[Row, ...] = (
                "evaluation.sample_tokens", "checkpoint.interval", "checkpoint.minutes",
                "checkpoint.keep_last", "checkpoint.keep_every", "checkpoint.keep_best",
                "checkpoint.background", "checkpoint.max_failures", "loader.prefetch", "data.mmap",
-               "data.verify", "data.expect_sha256"),
+               "data.verify", "data.expect_sha256", "profile"),
     ),
     Row(
         FREE, ("trainer.data_chain",),

@@ -8,6 +8,7 @@ manifest-*.json    copies of the manifests before shards were added, each named 
 reference.safetensors  the frozen starting weights of a run that is trained on preferences
 incidents.jsonl    steps whose numbers went wrong, where there were any (incidents.py)
 summary.json       what it came to, once it has ended or stopped (summary.py)
+profile/           a trace of a few steps, with profile=true (profiling.py)
 job.json           of a sweep's job: its identity, its words, the sweep's name
 status.json        state, phase, step, last_saved, pid, ... : what a scheduler or a person asks first
 """

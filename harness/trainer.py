@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from harness.model import GPT
     from harness.peak_memory import PeakMemory
     from harness.preemption import StopRequest
+    from harness.profiling import StepProfiler
     from harness.run_dir import Status
     from harness.sample import Sampler
     from harness.saving import Saver
@@ -115,6 +116,7 @@ class Run:
     sample: Sampler | None
     agreement: Agreement
     unevaluated: bool = False
+    profiler: StepProfiler | None = None
     ranks: Ranks = ALONE
 
     @property
@@ -152,6 +154,8 @@ def train(run: Run, stop: StopRequest) -> bool:
             if run.ranks.leads:
                 log_step(run, metrics, grad_norm, lr, evaluates=evaluates)
         run.limit.stepped(time.monotonic() - started)
+        if run.profiler is not None:
+            run.profiler.made(progress.step)
         if evaluates:
             run.guard.settle()
             with saved_on_failure(run):

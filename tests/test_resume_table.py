@@ -252,7 +252,7 @@ FREE_CHANGES: dict[str, Any] = {
     "schedule.total_steps": 10, "schedule.min_lr_ratio": 0.5, "trainer.grad_clip": 0.5,
     "trainer.on_nonfinite": "skip",
     "trainer.spike_zscore": None, "model.dropout": 0.0, "trainer.micro_batch_size": 2, "device": "cpu",
-    "precision": "float32", "compile": False, "deterministic": True, "parallel": "ddp",
+    "precision": "float32", "compile": False, "deterministic": True, "parallel": "ddp", "profile": True,
     "evaluation.tokens": 100,
     "trainer.max_minutes": 100.0, "trainer.log_interval": 2, "trainer.log_batch_hash": False,
     "evaluation.interval": 2, "evaluation.sample_tokens": 0, "checkpoint.interval": 2,

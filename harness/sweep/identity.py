@@ -25,7 +25,7 @@ from harness.run_dir import JOB_FILE
 IGNORED: tuple[str, ...] = (
     "tracker.name", "tracker.mode", "tracker.project", "tracker.entity", "tracker.tags",
     "tracker.init_timeout", "tracker.finish_timeout",
-    "device", "parallel",
+    "device", "parallel", "profile",
     "run.name", "model.name", "sweep.name", "sweep.keys",
     "trainer.log_interval", "trainer.log_batch_hash", "trainer.data_chain", "trainer.spike_zscore",
     "trainer.max_minutes",
