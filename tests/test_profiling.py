@@ -21,7 +21,9 @@ def test_a_profiled_run_is_traced_and_otherwise_the_same_also_where_it_goes_on(
 ) -> None:
     settings = {"schedule__total_steps": 22, "evaluation__interval": 100, "checkpoint__interval": 100}
     run(tiny_config(data, profile=True, trainer__max_steps=11, **settings), tmp_path / "traced")
-    again = tiny_config(data, profile=True, trainer__max_steps=22, resume=str(tmp_path / "traced"), **settings)
+    again = tiny_config(
+        data, profile=True, trainer__max_steps=22, resume=str(tmp_path / "traced"), **settings
+    )
     run(again, tmp_path / "traced")
     run(tiny_config(data, trainer__max_steps=22, **settings), tmp_path / "plain")
     assert train_rows(tmp_path / "traced") == train_rows(tmp_path / "plain")
