@@ -13,6 +13,7 @@ About 12 minutes on two cores, and 14 bytes of disk a token. For Linux.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import tempfile
@@ -90,17 +91,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help=f"of each of {WINDOWS} windows (1)")
     parser.add_argument("--folder", type=Path, help="keep the files here, use them again (a temporary one)")
     parser.add_argument("--write", type=Path, help="make loader.md and loader.json in this folder")
-    parser.add_argument("--only", help="of these ways: parts of their names, with commas between")
+    parser.add_argument("--only", default="", help="ways whose name this regular expression finds")
     options = parser.parse_args()
     needed = 4 * (BATCH_TOKENS + 1)
     if options.tokens < needed:
         parser.error(f"--tokens={options.tokens} must be at least {needed}: a batch in each shard")
     if not options.seconds > 0:
         parser.error(f"--seconds={options.seconds:g} must be more than 0")
-    wanted = options.only.split(",") if options.only else [""]
-    peers = [peer for peer in PEERS if any(part in peer.name for part in wanted)]
+    try:
+        peers = [peer for peer in PEERS if re.search(options.only, peer.name)]
+    except re.error as error:
+        parser.error(f"--only={options.only} is no regular expression: {error}")
     if not peers:
-        parser.error(f"--only={options.only} names none of: {', '.join(peer.name for peer in PEERS)}")
+        parser.error(f"--only={options.only} finds none of: {'; '.join(peer.name for peer in PEERS)}")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()

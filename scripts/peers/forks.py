@@ -42,11 +42,11 @@ def in_fork(function: Callable[..., Any], *arguments: Any, log: Path) -> Any:
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], result: Connection, log: Path) -> None:
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(file, stream)
     try:
         result.send((function(*arguments), None))
     except Exception as error:
-        traceback.print_exc()
+        os.write(file, traceback.format_exc().encode())  # whatever sys.stderr is here
         result.send((None, f"{type(error).__name__}: {error}"))

@@ -25,6 +25,7 @@ class Column(NamedTuple):
     head: str
     written: Callable[[float], str]
     more_is_better: bool = False
+    word: str = ""  # for it in a sentence, where that is not the head
 
 
 def short(value: float) -> str:
@@ -46,7 +47,7 @@ def _percent(share: float) -> str:
 
 COLUMNS = (
     Column("mtok_per_s", "Mtok/s", short, more_is_better=True),
-    Column("share", "of the floor", _percent, more_is_better=True),
+    Column("share", "of the floor", _percent, more_is_better=True, word="speed"),
     Column("first_batch", "first batch", _ms),
     Column("resume", "resume, new process", _ms),
     Column("seek", "resume, open", _ms),
@@ -116,7 +117,7 @@ def _compared(column: Column, ours: Row, others: list[Row]) -> str:
     ahead = sorted(
         (row for row in rivals if sign * row[key] < sign * ours[key]), key=lambda row: sign * row[key]
     )
-    own = f"{column.head}: {OURS} {column.written(ours[key])}"
+    own = f"{column.word or column.head}: {OURS} {column.written(ours[key])}"
     if not ahead:
         return f"{own}, nobody ahead of {len(rivals)}"
     return f"{own}, behind " + ", ".join(f"{row['name']} {column.written(row[key])}" for row in ahead)
