@@ -4,9 +4,9 @@
 
 Every way of reading delivers int64 inputs and targets of 32 x 1024 from a warm page cache, each in a process
 of its own, forked from one that has imported nothing but torch. Next to it in the same process the floor is
-measured: the tokens in RAM, copied or gathered into one int64 array. This project's default loaders are
-measured first and last. `--write` makes loader.md and loader.json in a folder; without it the table is only
-printed. The libraries are those of `pip install -e '.[bench]'`; what is not installed is listed as such.
+measured: the tokens in RAM, copied or gathered into one int64 array. This project's npy loaders are measured
+first and last. `--write` makes loader.md and loader.json in a folder; without it the table is only printed.
+The libraries are those of `pip install -e '.[bench]'`; what is not installed is listed as such.
 About 12 minutes on two cores, and 14 bytes of disk a token. For Linux.
 """
 
@@ -17,7 +17,6 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from peers import BATCH_TOKENS, TOKENS_FILE
 from peers.forks import Failed, in_fork
 from peers.measuring import WINDOWS, Task, measure
 from peers.page import page
-from peers.report import described
+from peers.report import brief, described
 from peers.table import OURS, PEERS, Peer
 
 
@@ -65,20 +64,19 @@ def measure_all(peers: list[Peer], folder: Path, tokens: int, seconds: float) ->
     """A row for each way and order, in the order of measuring; `again` marks the second one of ours."""
     log = folder / "log.txt"
     for module in dict.fromkeys(["ours", *(peer.files for peer in peers)]):
-        in_fork(write_files, module, folder, tokens, log=log)
+        in_fork(write_files, module, folder, tokens, log=log, limit=1800)
     warm(folder)
-    turns = [(peer, False) for peer in peers] + [(peer, True) for peer in peers if peer.name == OURS]
+    turns = [(peer, False) for peer in peers] + [(peer, True) for peer in peers if peer.name in OURS]
     rows = []
     for peer, again in turns:
         for order in peer.orders:
-            start = time.perf_counter()
             row = {"name": peer.name, "order": order, "again": again, "own_state": peer.own_state}
             try:
-                row |= in_fork(measure, Task(peer, order, folder, seconds, log), log=log)
+                row |= in_fork(measure, Task(peer, order, folder, seconds, log), log=log, limit=1800)
             except Failed as error:
                 row |= {"error": str(error)}
             rows.append(row)
-            print(f"{peer.name}, {order}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+            print(f"{peer.name}, {order}: {brief(row)}", file=sys.stderr)
     return rows
 
 

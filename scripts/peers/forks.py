@@ -10,15 +10,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-LIMIT = 300.0  # seconds
-
 
 class Failed(Exception):
-    """The function raised, was killed or took longer than the limit; the text says which."""
+    """The function raised, was killed or took longer than its limit; the text says which."""
 
 
-def in_fork(function: Callable[..., Any], *arguments: Any, log: Path) -> Any:
-    """What `function` returns; what it prints, libraries' warnings above all, goes to the end of `log`."""
+def in_fork(function: Callable[..., Any], *arguments: Any, log: Path, limit: float = 300) -> Any:
+    """What `function` returns within `limit` seconds; what is printed meanwhile goes to the end of `log`."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(
         target=_call, args=(function, arguments, theirs, log)
@@ -26,8 +24,8 @@ def in_fork(function: Callable[..., Any], *arguments: Any, log: Path) -> Any:
     process.start()
     theirs.close()
     try:
-        if not ours.poll(LIMIT):
-            raise Failed(f"no answer within {LIMIT:.0f} s")
+        if not ours.poll(limit):
+            raise Failed(f"no answer within {limit:.0f} s")
         result, error = ours.recv()
     except EOFError:
         process.join()

@@ -41,12 +41,12 @@ def page(result: Row) -> str:
     ]
     for order in (IN_ORDER, SHUFFLED):
         parts += [f"## {order.capitalize()}", _table(result["rows"], order)]
-    drift = ", ".join(f"{order} {ratio:.2f}" for order, ratio in result["drift"].items() if ratio)
+    drift = "; ".join(f"{name}, {ratio:.2f}" for name, ratio in result["drift"].items() if ratio)
     parts += [
         "## How this project compares",
-        "Its npy loader as configured by default against every other library's, by the figures above:",
+        "Its npy loader, by default and with prefetch=0, against all others, by the figures above:",
         "\n".join(f"* {line}" for line in result["comparison"]),
-        f"Its speed at the end of the run over that at the beginning: {drift}." if drift else "",
+        f"Speed at the end of the run over that at its beginning: {drift}." if drift else "",
         "## How each is driven",
         "\n".join(f"* **{name}**: {how}" for name, how in _driven(result["rows"]).items()),
     ]

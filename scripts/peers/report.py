@@ -74,7 +74,11 @@ def described(rows: list[Row], peers: list[Peer], folder: Path, tokens: int, sec
         "not_installed": sorted({peer.package for peer in peers if peer.version is None}),
         "rows": rows,
         "comparison": [line for order in (IN_ORDER, SHUFFLED) for line in comparison(rows, order)],
-        "drift": {row["order"]: _drift(rows, row) for row in rows if row["again"] and "share" in row},
+        "drift": {
+            f"{row['name']}, {row['order']}": _drift(rows, row)
+            for row in rows
+            if row["again"] and "share" in row
+        },
     }
 
 
@@ -94,33 +98,49 @@ def _medians(row: Row) -> Row:
     return medians
 
 
+def brief(row: Row) -> str:
+    """A row's speed, while others are being measured."""
+    if "error" in row:
+        return f"failed: {row['error']}"
+    medians = _medians(row)
+    return f"{short(medians['mtok_per_s'])} Mtok/s, {_percent(medians['share'])} of the floor"
+
+
 def comparison(rows: list[Row], order: str) -> list[str]:
-    """In words, for each column: that this project's npy loader is first, or who is ahead of it.
+    """In words, for each column: who is ahead of this project's npy loader, with its thread and without.
 
     One that keeps its place by a number of one's own code is left out where sizes of states are compared.
     """
-    measured = [row for row in rows if row["order"] == order and not row["again"] and "share" in row]
-    ours = next((row for row in measured if row["name"] == OURS), None)
-    if ours is None:
+    measured = {
+        row["name"]: row for row in rows if row["order"] == order and not row["again"] and "share" in row
+    }
+    ours = [measured[name] for name in OURS if name in measured]
+    if len(ours) < len(OURS):
         return []
-    others = [row for row in measured if not row["name"].startswith("this project")]
+    others = [row for name, row in measured.items() if not name.startswith("this project")]
     lines = [_compared(column, ours, others) for column in COLUMNS if column.key != "mtok_per_s"]
-    inexact = [row["name"] for row in measured if row.get("exact") is False]
+    inexact = [name for name, row in measured.items() if row.get("exact") is False]
     lines += [f"other batches after a resume than without: {', '.join(inexact)}"] if inexact else []
-    return [f"{order}: {line}" for line in lines]
+    return [f"{order}, {line}" for line in lines]
 
 
-def _compared(column: Column, ours: Row, others: list[Row]) -> str:
-    key = column.key
+def _compared(column: Column, ours: list[Row], others: list[Row]) -> str:
+    key, sign = column.key, -1 if column.more_is_better else 1
     rivals = [row for row in others if key in row and (key != "state_bytes" or row["own_state"])]
-    sign = -1 if column.more_is_better else 1
-    ahead = sorted(
-        (row for row in rivals if sign * row[key] < sign * ours[key]), key=lambda row: sign * row[key]
-    )
-    own = f"{column.word or column.head}: {OURS} {column.written(ours[key])}"
-    if not ahead:
-        return f"{own}, nobody ahead of {len(rivals)}"
-    return f"{own}, behind " + ", ".join(f"{row['name']} {column.written(row[key])}" for row in ahead)
+    rivals.sort(key=lambda row: sign * row[key])
+    figures = ", ".join(f"{column.written(row[key])} {name}" for row, name in zip(ours, _KINDS, strict=True))
+    first, last = sorted(sign * row[key] for row in ours)
+    ahead = _list(column, [row for row in rivals if sign * row[key] < first])
+    between = _list(column, [row for row in rivals if first <= sign * row[key] < last])
+    said = f"{column.word or column.head}: {figures}; ahead of both {ahead or f'nobody of {len(rivals)}'}"
+    return f"{said}; of the slower or larger one {between}" if between else said
+
+
+_KINDS = ("by default", "with prefetch=0")
+
+
+def _list(column: Column, rows: list[Row]) -> str:
+    return ", ".join(f"{row['name']} {column.written(row[column.key])}" for row in rows)
 
 
 def _drift(rows: list[Row], last: Row) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from peers import Reader
 
 IN_ORDER, SHUFFLED = "in order", "shuffled"
-OURS = "this project, npy"
+OURS = ("this project, npy", "this project, npy, prefetch=0")  # what is compared with the others
 
 
 class Peer(NamedTuple):
@@ -46,8 +46,8 @@ class Peer(NamedTuple):
 
 
 PEERS = (
-    Peer(OURS, "ours", "Loader", {"storage": "npy", "prefetch": 2}),
-    Peer(f"{OURS}, prefetch=0", "ours", "Loader", {"storage": "npy", "prefetch": 0}),
+    Peer(OURS[0], "ours", "Loader", {"storage": "npy", "prefetch": 2}),
+    Peer(OURS[1], "ours", "Loader", {"storage": "npy", "prefetch": 0}),
     Peer("this project, hdf5", "ours", "Loader", {"storage": "hdf5", "prefetch": 2}),
     Peer("this project, hdf5, prefetch=0", "ours", "Loader", {"storage": "hdf5", "prefetch": 0}),
     Peer("bare np.memmap", "plain", "Memmap", orders=(IN_ORDER,), own_state=False),
