@@ -29,16 +29,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_loop import (
-    CPU,
-    VOCAB_SIZE,
-    compose_config,
-    console,
-    harness_block,
-    machine,
-    median_interval,
-    write_random_set,
-)
+from bench_loop import compose_config, harness_block
+from bench_parts import CPU, VOCAB_SIZE, console, machine, median_interval, write_random_set
 
 from harness import lineage
 from harness.audit import audit

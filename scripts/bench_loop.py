@@ -14,6 +14,8 @@ schedule, and every `trainer.log_interval` steps the row in metrics.jsonl, the l
 console (here the null device), and status.json (with fsync, at most once a second). Not in it: evaluations
 and checkpoints, which have intervals of their own, and the start of a run.
 
+Beside it: how long a step of the harness waited for its batch, the 99th percentile as a share of the step.
+
 The overhead of a pair is harness / bare - 1. The interval of the median is one of order statistics: it
 assumes nothing about the noise but that it is alike on both sides.
 """
@@ -21,18 +23,13 @@ assumes nothing about the noise but that it is alike on both sides.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import logging
-import math
 import os
-import platform
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +37,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
+from bench_parts import (
+    CPU,
+    VOCAB_SIZE,
+    BlockClock,
+    console,
+    machine,
+    median_interval,
+    write_random_set,
+)
 from torch import Tensor, nn
 
 from harness.build import assemble, build_learner
@@ -48,39 +54,13 @@ from harness.config import TrainConfig, set_directory
 from harness.data_setup import open_data
 from harness.errors import UserError
 from harness.files import write_json
-from harness.loaders import TokenDataLoader, make_loader
+from harness.loaders import Batch, Loader, TokenDataLoader, make_loader
 from harness.optim import lr_at
 from harness.preemption import StopRequest
 from harness.run_dir import Status, log_file
 from harness.storage import TokenStore
-from harness.storage.manifest import write_manifest
 from harness.tracking import NoTracker
 from harness.trainer import Run, train
-
-VOCAB_SIZE = 257
-CPU = torch.device("cpu")
-
-
-class BlockClock:
-    """Stands where a signal's request to stop does: ends a block after `steps` steps and times them.
-
-    The loop looks at `name` before every step. `seconds` runs from the first look to the one after the last
-    step, so what `train` does before its loop and after it is left out.
-    """
-
-    def __init__(self, steps: int) -> None:
-        self.steps, self.looks = steps, 0
-        self.started = self.seconds = 0.0
-
-    @property
-    def name(self) -> str | None:
-        now = time.perf_counter()
-        if self.looks == 0:
-            self.started = now
-        elif self.looks == self.steps:
-            self.seconds = now - self.started
-        self.looks += 1
-        return None if self.looks <= self.steps else "the end of the block"
 
 
 class BareLoop:
@@ -121,9 +101,26 @@ class BareLoop:
         self.optimizer.zero_grad(set_to_none=True)
 
 
+class WaitClock:
+    """A run's loader that notes how long each batch was waited for."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader, self.waits = loader, list[float]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def next_batch(self) -> Batch:
+        """The loader's next batch, timed."""
+        start = time.perf_counter()
+        batch = self._loader.next_batch()
+        self.waits.append(time.perf_counter() - start)
+        return batch
+
+
 def harness_block(run: Run, steps: int) -> float:
     """Train `steps` steps with the harness's loop; the seconds they took, before the checkpoint."""
-    clock = BlockClock(steps)
+    clock = BlockClock(run.progress, steps)
     train(run, cast(StopRequest, clock))
     shutil.rmtree(run.path / "checkpoints")
     return clock.seconds
@@ -147,53 +144,19 @@ def compose_config(options: argparse.Namespace, folder: Path) -> TrainConfig:
     return config
 
 
-def write_random_set(directory: Path, tokens: int, vocab_size: int = VOCAB_SIZE) -> None:
-    """A set of random bytes in one shard, for both splits the same."""
-    directory.mkdir()
-    ids = np.random.default_rng(0).integers(0, vocab_size, tokens, dtype=np.uint16)
-    digest = hashlib.sha256(ids.tobytes()).hexdigest()
-    splits = {}
-    for split in ("train", "val"):
-        file = f"{split}_00000.npy"
-        np.save(directory / file, ids)
-        splits[split] = {
-            "total_tokens": tokens,
-            "shards": [{"file": file, "tokens": tokens, "sha256": digest}],
-        }
-    write_manifest(
-        directory,
-        {
-            "format_version": 2,
-            "storage": {"format": "npy", "dtype": "uint16", "layout": "stream"},
-            "tokenizer": {"name": "byte", "vocab_size": vocab_size, "boundary_token_id": 0},
-            "splits": splits,
-        },
-    )
-
-
-@contextmanager
-def console() -> Iterator[None]:
-    """A handler as on a terminal, whose lines go nowhere."""
-    logger = logging.getLogger("harness")
-    with open(os.devnull, "w") as nowhere:
-        handler = logging.StreamHandler(nowhere)
-        logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-
-
-def measure(config: TrainConfig, path: Path, pairs: int, steps: int) -> list[tuple[float, float]]:
-    """Seconds of a block of the harness and of the bare loop, for each pair."""
-    with closing(open_data(config, print)) as data, closing(make_loader(config.loader, data.train)) as loader:
+def measure(
+    config: TrainConfig, path: Path, pairs: int, steps: int
+) -> tuple[list[tuple[float, float]], list[float]]:
+    """Seconds of a block of the harness and of the bare loop, for each pair; each step's wait for data."""
+    with closing(open_data(config, print)) as data, closing(make_loader(config.loader, data.train)) as source:
         assert isinstance(data.train, TokenStore)
         bare = BareLoop(config, data.train, (pairs + 1) * steps)
         learner = build_learner(config, VOCAB_SIZE, CPU, None)
+        loader = WaitClock(source)
         path.mkdir()
         with log_file(path), console():
             run = assemble(
-                config, path, learner=learner, data=data, loader=loader, device=CPU, saved=None,
+                config, path, learner=learner, data=data, loader=cast(Loader, loader), device=CPU, saved=None,
                 status=Status(path / "status.json"), tracker=NoTracker(), identity={"run_id": "bench"},
             )  # fmt: skip
             times = []
@@ -204,7 +167,7 @@ def measure(config: TrainConfig, path: Path, pairs: int, steps: int) -> list[tup
                     bare_s, harness_s = bare.block(steps), harness_block(run, steps)
                 times.append((harness_s, bare_s))
         check_equal(run.model.state_dict(), bare.model.state_dict())
-    return times[1:]
+    return times[1:], loader.waits[steps:]
 
 
 def check_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -214,50 +177,23 @@ def check_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert not different, f"the two sides trained other weights: {', '.join(different)}"
 
 
-def median_interval(values: list[float], wanted: float = 0.95) -> tuple[float, float, float]:
-    """The narrowest interval of order statistics that covers the median with probability `wanted`.
-
-    Returns its ends and its coverage; with fewer than 6 values that is the whole range, and less than 0.95.
-    """
-    n, ordered = len(values), sorted(values)
-
-    def coverage(rank: int) -> float:
-        return 1 - 2 * sum(math.comb(n, below) for below in range(rank)) / 2**n
-
-    rank = max((r for r in range(1, n // 2 + 1) if coverage(r) >= wanted), default=1)
-    return ordered[rank - 1], ordered[n - rank], coverage(rank)
-
-
-def machine() -> dict[str, Any]:
-    """Where this was measured."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        cpu = platform.processor() or platform.machine()
-    return {
-        "cpu": cpu,
-        "cpus": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def summary(times: list[tuple[float, float]], steps: int) -> dict[str, Any]:
+def summary(times: list[tuple[float, float]], waits: list[float], steps: int) -> dict[str, Any]:
     """The figures of all pairs; overheads are shares of the bare loop's time."""
     overheads = [harness_s / bare_s - 1 for harness_s, bare_s in times]
     low, high, coverage = median_interval(overheads)
+    step_s = statistics.median(harness_s for harness_s, _ in times) / steps
+    median, p99, longest = (float(np.quantile(waits, share)) for share in (0.5, 0.99, 1.0))
     return {
         "pairs": len(times),
         "steps": steps,
-        "harness_ms_a_step": statistics.median(harness_s for harness_s, _ in times) / steps * 1e3,
+        "harness_ms_a_step": step_s * 1e3,
         "bare_ms_a_step": statistics.median(bare_s for _, bare_s in times) / steps * 1e3,
         "overhead": statistics.median(overheads),
         "interval": [low, high],
         "coverage": coverage,
         "overheads": overheads,
+        "wait_ms": {"median": median * 1e3, "p99": p99 * 1e3, "max": longest * 1e3},
+        "wait_p99_share": p99 / step_s,
     }
 
 
@@ -288,8 +224,8 @@ def main() -> None:
         tokens = (last_step + loader.prefetch) * loader.batch_size * loader.seq_len + 1
         write_random_set(set_directory(config), tokens)
         load_before = os.getloadavg()[0]
-        times = measure(config, folder / "run", options.pairs, options.steps)
-    result = summary(times, options.steps) | {
+        times, waits = measure(config, folder / "run", options.pairs, options.steps)
+    result = summary(times, waits, options.steps) | {
         "model": options.model,
         "batch_size": loader.batch_size,
         "seq_len": loader.seq_len,
@@ -323,6 +259,11 @@ def report(result: dict[str, Any]) -> None:
     print(
         f"overhead   {result['overhead']:+.2%} median, {low:+.2%} .. {high:+.2%} "
         f"(interval of the median by order statistics, coverage {result['coverage']:.1%})"
+    )
+    wait = result["wait_ms"]
+    print(
+        f"wait for data: median {wait['median']:.3f} ms, p99 {wait['p99']:.3f} ms = "
+        f"{result['wait_p99_share']:.2%} of a step, longest {wait['max']:.3f} ms"
     )
     print(f"final weights of both sides are equal bit for bit after {result['pairs'] + 1} blocks each")
 

@@ -38,7 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from bench_loop import machine, median_interval
+from bench_parts import machine, median_interval
 
 from harness.files import write_atomic, write_json
 from harness.storage.manifest import write_manifest

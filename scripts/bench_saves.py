@@ -29,7 +29,7 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_loop import CPU, VOCAB_SIZE, BlockClock, machine, write_random_set
+from bench_parts import CPU, VOCAB_SIZE, BlockClock, machine, write_random_set
 
 from harness.build import assemble, build_learner
 from harness.config import CheckpointConfig, TrainConfig
@@ -71,7 +71,7 @@ def block(run: Run, way: str, steps: int) -> tuple[float, list[tuple[float, floa
     interval = 10**9 if way == "without" else 1
     config = CheckpointConfig(interval=interval, keep_last=1, background=way == "background")
     saver = run.saver = TimedSaver(run.path, config)
-    clock = BlockClock(steps)
+    clock = BlockClock(run.progress, steps)
     with closing(saver):
         train(run, cast(StopRequest, clock))
         ended = time.perf_counter()

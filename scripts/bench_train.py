@@ -32,7 +32,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from bench_loop import BlockClock, machine, median_interval, write_random_set
+from bench_parts import BlockClock, machine, median_interval, write_random_set
 from train_ladder import (
     VOCAB_SIZE,
     Step,
@@ -62,20 +62,6 @@ Block = Callable[[], float]  # makes a block of steps; the seconds they took
 
 # Sequences a step of the comparison, by model; what fits 80 GB at 1024 tokens.
 BATCHES = {"gpt2_small": 64, "gpt2_medium": 32}
-
-
-class DeviceClock(BlockClock):
-    """A block's clock that waits for the device before it is read."""
-
-    def __init__(self, steps: int, device: torch.device) -> None:
-        super().__init__(steps)
-        self.device = device
-
-    @property
-    def name(self) -> str | None:
-        if self.looks in (0, self.steps):
-            synchronise(self.device)
-        return super().name
 
 
 @dataclass
@@ -162,7 +148,7 @@ def harness_block(
             )  # fmt: skip
 
             def block() -> float:
-                clock = DeviceClock(steps, device)
+                clock = BlockClock(run.progress, steps, device)
                 with mock.patch.object(trainer, "save"):  # a checkpoint a block would cost more than it
                     trainer.train(run, cast(StopRequest, clock))
                 return clock.seconds

@@ -36,6 +36,9 @@ def test_the_loop_benchmark_trains_both_sides_and_reports_every_pair(tmp_path: P
     assert result["interval"] == [min(result["overheads"]), max(result["overheads"])]
     assert result["overhead"] == sorted(result["overheads"])[1]
     assert (result["batch_size"], result["seq_len"], result["log_interval"]) == (2, 16, 10)
+    wait = result["wait_ms"]
+    assert 0 < wait["median"] <= wait["p99"] <= wait["max"]
+    assert result["wait_p99_share"] == pytest.approx(wait["p99"] / result["harness_ms_a_step"])
     assert [file.name for file in tmp_path.iterdir()] == ["loop.json"]
 
 
@@ -121,7 +124,9 @@ def bench_loop() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")  # its neighbours, as where it is run
+        spec.loader.exec_module(module)
     return module
 
 
