@@ -22,7 +22,7 @@ from harness.identity import chain_start, progress_of
 from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
 from harness.objectives import Distributed, LanguageModelling, Loss, Objective, make_preference
-from harness.optim import make_optimizer
+from harness.optim import make_optimizer, state_numbers
 from harness.parallel import distribute, settle_buckets
 from harness.peak_memory import PeakMemory
 from harness.ranks import ALONE, Ranks, current
@@ -158,7 +158,9 @@ def assemble(
         saver=saver,
         feed=DeviceFeed(device),
         limit=TimeLimit(
-            config.trainer.max_minutes if leads else None, _checkpoint_bytes(model), late=int(ranks.several)
+            config.trainer.max_minutes if leads else None,
+            _checkpoint_bytes(config, model),
+            late=int(ranks.several),
         ),
         chain=_chain(config, data, saved) if leads else DataChain(None),
         memory=memory or PeakMemory(device),
@@ -191,9 +193,9 @@ def _profiler(config: TrainConfig, path: Path, device: torch.device, ranks: Rank
     return StepProfiler(path, device)
 
 
-def _checkpoint_bytes(model: GPT) -> int:
-    """About what a checkpoint takes: the weights and AdamW's two moments."""
-    return 3 * sum(parameter.nbytes for parameter in model.parameters())
+def _checkpoint_bytes(config: TrainConfig, model: GPT) -> int:
+    """About what a checkpoint takes: the weights and the optimizer's state."""
+    return 4 * (sum(p.numel() for p in model.parameters()) + state_numbers(model, config.optimizer))
 
 
 def _chain(config: TrainConfig, data: Data, saved: Checkpoint | None) -> DataChain:

@@ -142,9 +142,9 @@ def _run_lines(
 def _print_shape(
     config: TrainConfig, shape: Shape, device: torch.device, loader: Loader | None, progress: Progress
 ) -> None:
-    printed("budget", budget_lines(config, loader, progress, 12 * shape.stored))
-    printed("model", [model_line(config, shape.model)])
     memory, room = shape.memory, shape.room
+    printed("budget", budget_lines(config, loader, progress, memory.weights + memory.optimizer))
+    printed("model", [model_line(config, shape.model)])
     lines = memory_lines(memory, room, str(device))
     if room is not None and memory.total > room:
         lines.append(f"WARNING: that is more than there is. {mend(config, shape)}")

@@ -33,6 +33,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "model.n_head": (1, 10_000, "heads"),
     "model.n_embd": (1, 2**20, "channels"),
     "model.dropout": (0.0, 0.999, "a probability"),
+    "model.loss_chunk_tokens": (1, 2**40, "tokens whose logits are held at a time"),
     "optimizer.lr": (0.0, 1e3, "a learning rate"),
     "optimizer.weight_decay": (0.0, 1e3, "a weight decay"),
     "optimizer.momentum": (0.0, 0.9999, "the share of the momentum that stays"),
@@ -196,6 +197,11 @@ def _training_problems(config: TrainConfig) -> list[str]:
         problems.append(
             f"model.n_embd={model.n_embd} must be a multiple of model.n_head={model.n_head}: "
             "each head takes an equal share of the channels"
+        )
+    if model.loss_chunk_tokens is not None and layout(loader) == "contrastive":
+        problems.append(
+            f"model.loss_chunk_tokens={model.loss_chunk_tokens} is about the loss of the next token, and "
+            f"loader={loader.name} is trained with another: use null, and a smaller trainer.micro_batch_size"
         )
     micro = trainer.micro_batch_size
     if micro is not None and micro > 0 and loader.batch_size % micro:

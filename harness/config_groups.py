@@ -171,13 +171,19 @@ class BlockShuffleConfig(SeededLoaderConfig):
 
 @dataclass
 class ModelConfig:
-    """GPT-2's shape; the context length is `loader.seq_len`, the vocabulary is the tokenizer's."""
+    """GPT-2's shape; the context length is `loader.seq_len`, the vocabulary is the tokenizer's.
+
+    The last two say how its steps are computed: `activation_checkpointing` takes blocks forward again in the
+    backward pass instead of keeping what they computed, `loss_chunk_tokens` bounds the logits that are held.
+    """
 
     name: str = "custom"  # of a model file that does not say its own
     n_layer: int = 4
     n_head: int = 4
     n_embd: int = 128
     dropout: float = 0.0
+    activation_checkpointing: bool = False
+    loss_chunk_tokens: Optional[int] = None  # noqa: UP045
 
 
 @dataclass

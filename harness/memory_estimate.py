@@ -6,30 +6,37 @@ The activations are those that `model.py` keeps for the backward pass, C channel
     what attention gives (C), what the GELU is given (4 C) and gives (4 C). Under bf16 autocast only what the
     norms are given stays in float32. Dropout keeps masks. Attention keeps nothing of size T x T, but for
     dropout on a CPU, whose kernel keeps three such matrices a head.
-    Logits: the log-probabilities and two gradients of their size, in float32.
+    Logits: the log-probabilities and two gradients of their size, in float32. In chunks: two of a chunk's
+    size, and the head's gradient twice.
 
+With activation checkpointing a layer keeps what it is given (C, in float32), and one has all of the above.
 `compile` needs less. Allocators need some more, and a GPU's libraries their workspaces.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.config import TrainConfig, layout
 from harness.device import uses_bf16
+from harness.optim import copied_numbers, state_numbers
 
 if TYPE_CHECKING:
     import torch
 
+    from harness.model import GPT
+
 _LOGITS = 3 * 4  # bytes for each of a token's logits
+_CHUNK_LOGITS = 2 * 4
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes. `reference`: the frozen weights of a run on preferences; `casts`: the bf16 copies of the weights
-    that the backward pass needs; both 0 where there are none.
+    that the backward pass needs; `update`: what the optimizer's step copies; all 0 where there are none.
     """
 
     weights: int
@@ -39,6 +46,7 @@ class Memory:
     casts: int
     activations: int
     logits: int
+    update: int
     accumulates: bool
 
     @property
@@ -49,27 +57,29 @@ class Memory:
     @property
     def step(self) -> int:
         """What a step needs beside it at its peak: one micro-batch's gradients come as its activations go."""
-        kept = self.casts + self.activations
-        return kept + (self.logits + self.gradients if self.accumulates else max(self.logits, self.gradients))
+        ends = [self.logits, self.gradients]
+        passes = self.casts + self.activations + (sum(ends) if self.accumulates else max(ends))
+        return max(passes, self.gradients + self.update)
 
     @property
     def total(self) -> int:
         return self.held + self.step
 
 
-def estimate(config: TrainConfig, stored: int, vocab_size: int, device: torch.device) -> Memory:
-    """The memory of a run whose model stores `stored` numbers."""
-    weights = 4 * stored
+def estimate(config: TrainConfig, model: GPT, device: torch.device) -> Memory:
+    """The memory of a run of `model`, which may be on torch's meta device."""
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     pairs = layout(config.loader) == "contrastive"
     tokens = micro_batch(config) * config.loader.seq_len * (2 if pairs else 1)
     return Memory(
         weights=weights,
         gradients=weights,
-        optimizer=2 * weights,  # AdamW's two moments
+        optimizer=4 * state_numbers(model, config.optimizer),
         reference=weights if pairs else 0,
-        casts=weights // 2 if uses_bf16(config.precision, device) else 0,
+        casts=_casts(model) if uses_bf16(config.precision, device) else 0,
         activations=tokens * _activations_a_token(config, device),
-        logits=tokens * vocab_size * _LOGITS,
+        logits=_logits(model, tokens),
+        update=4 * copied_numbers(model, config.optimizer),
         accumulates=micro_batch(config) < config.loader.batch_size,
     )
 
@@ -77,6 +87,20 @@ def estimate(config: TrainConfig, stored: int, vocab_size: int, device: torch.de
 def micro_batch(config: TrainConfig) -> int:
     """Sequences, or pairs, that the device takes at once."""
     return config.trainer.micro_batch_size or config.loader.batch_size
+
+
+def _casts(model: GPT) -> int:
+    """bf16 copies of the weights; of a layer that is computed again they are made again."""
+    layers = [sum(parameter.numel() for parameter in block.parameters()) for block in model.h]
+    others = sum(parameter.numel() for parameter in model.parameters()) - sum(layers)
+    return 2 * (others + (max(layers) if model.config.activation_checkpointing else sum(layers)))
+
+
+def _logits(model: GPT, tokens: int) -> int:
+    chunk = model.config.loss_chunk_tokens
+    if chunk is None or chunk >= tokens:
+        return tokens * model.vocab_size * _LOGITS
+    return chunk * model.vocab_size * _CHUNK_LOGITS + 2 * 4 * model.wte.weight.numel()
 
 
 def _activations_a_token(config: TrainConfig, device: torch.device) -> int:
@@ -89,19 +113,24 @@ def _activations_a_token(config: TrainConfig, device: torch.device) -> int:
         if on_cpu:
             matrix = 4 * model.n_head * config.loader.seq_len
             a_layer, ends = a_layer + 3 * matrix, ends + matrix
+    if model.activation_checkpointing:
+        return (model.n_layer - 1) * 4 * model.n_embd + a_layer + ends  # the first is given what is in `ends`
     return model.n_layer * a_layer + ends
 
 
-def fitting_micro_batch(config: TrainConfig, memory: Memory, room: int) -> int | None:
+def fitting_micro_batch(config: TrainConfig, model: GPT, device: torch.device, room: int) -> int | None:
     """The largest micro-batch, of those that divide the batch, whose step fits into `room` bytes by estimate.
 
     None where not even one sequence would.
     """
-    a_sequence = (memory.activations + memory.logits) / micro_batch(config)
-    fixed = memory.held + memory.casts + memory.gradients
+
+    def needs(micro: int) -> int:
+        trainer = dataclasses.replace(config.trainer, micro_batch_size=micro)
+        return estimate(dataclasses.replace(config, trainer=trainer), model, device).total
+
     batch = config.loader.batch_size
-    fitting = [n for n in range(1, micro_batch(config)) if batch % n == 0 and fixed + n * a_sequence <= room]
-    return max(fitting, default=None)
+    smaller = [micro for micro in range(1, micro_batch(config)) if batch % micro == 0]
+    return max((micro for micro in smaller if needs(micro) <= room), default=None)
 
 
 def room_on(device: torch.device) -> int | None:

@@ -12,11 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from harness.chunked_loss import IGNORE as IGNORE
+from harness.chunked_loss import chunked_loss
 from harness.config_groups import ModelConfig
 from harness.errors import UserError
-
-IGNORE = -100  # a target that does not count
 
 # Matrix kernels are slow where a dimension is odd, and GPT-2's vocabulary of 50257 is.
 VOCAB_MULTIPLE = 128
@@ -56,16 +57,26 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block."""
+    """Pre-norm residual block.
+
+    With `activation_checkpointing` it keeps for the backward pass what it is given, and computes the rest
+    again there with the random numbers of the first time.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.recomputes = config.activation_checkpointing
         self.ln_1 = nn.LayerNorm(config.n_embd, eps=1e-5)
         self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=1e-5)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.recomputes and torch.is_grad_enabled():
+            return checkpoint(self._outputs, x, use_reentrant=False)
+        return self._outputs(x)
+
+    def _outputs(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
@@ -133,7 +144,14 @@ class GPT(nn.Module):
 
         `inputs` and `targets` are int64 `(B, T)`. A sum, so that micro-batches add up to the batch:
         divide by the batch's number of targets once. Where every target is -100 it is 0, not NaN.
+        With `loss_chunk_tokens` the same is summed in another order, so many tokens' logits at a time.
         """
+        chunk = self.config.loss_chunk_tokens
+        if chunk is not None and chunk < targets.numel():
+            hidden = self.hidden(inputs).flatten(0, 1)
+            return chunked_loss(
+                hidden, self.wte.weight, targets.reshape(-1), vocab_size=self.vocab_size, chunk_tokens=chunk
+            )
         logits = self(inputs).float()
         return F.cross_entropy(
             logits.view(-1, self.vocab_size), targets.reshape(-1), ignore_index=IGNORE, reduction="sum"
@@ -150,7 +168,8 @@ def flops_per_token(model: GPT) -> int:
     """Floating-point operations a trained token costs: `6 N + 12 n_layer n_embd seq_len`.
 
     N is `parameter_count` without the position table, which is added and never multiplied; the
-    token embedding stays in, it is the head. Six: a multiply and an add, forward and twice backward.
+    token embedding stays in, it is the head. Six: a multiply and an add, forward and twice backward; what
+    `activation_checkpointing` computes again does not count.
     The second term is attention's two matrix products, counted in full though half is masked,
     as published MFU figures do; T is the model's `seq_len`. So counted by PaLM (Chowdhery et al., 2022,
     arXiv:2204.02311, appendix B): MFU is tokens a second times this, over the devices' dense bf16 peak.

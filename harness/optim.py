@@ -69,6 +69,13 @@ def state_numbers(model: nn.Module, config: OptimizerConfig) -> int:
     return 2 * everything - sum(weight.numel() for weight in hidden)
 
 
+def copied_numbers(model: nn.Module, config: OptimizerConfig) -> int:
+    """How many numbers a step copies so that it can be taken back: Muon's weights and momentum."""
+    return (
+        2 * sum(weight.numel() for weight in hidden_matrices(model)) if isinstance(config, MuonConfig) else 0
+    )
+
+
 def lr_at(step: int, lr: float, schedule: ScheduleConfig, total_steps: int) -> float:
     """The learning rate of optimizer step `step`; the first step is 1.
 

@@ -48,7 +48,11 @@ TABLE: tuple[Row, ...] = (
         FREE, ("trainer.grad_clip", "trainer.on_nonfinite", "trainer.spike_zscore", "model.dropout"),
         "from the next step on",
     ),
-    Row(FREE, ("trainer.micro_batch_size",), "the same step, summed in another order"),
+    Row(
+        FREE, ("trainer.micro_batch_size", "model.loss_chunk_tokens"),
+        "the same step, summed in another order",
+    ),
+    Row(FREE, ("model.activation_checkpointing",), "the same step, in another time and memory"),
     Row(
         FREE, ("device", "precision", "compile", "deterministic", "parallel"),
         "the steps are no longer bit-equal to the run's before",

@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     """What a run's model takes and what that needs. `room`: what its device has to give, if that is known."""
 
     model: GPT
-    stored: int
+    device: torch.device
     memory: Memory
     room: int | None
 
@@ -34,8 +34,7 @@ def shape_of(config: TrainConfig, vocab_size: int, device: torch.device) -> Shap
     """The model, without any memory for its weights, and the estimate of a step."""
     with torch.device("meta"):
         model = GPT(config.model, vocab_size=vocab_size, seq_len=config.loader.seq_len)
-    stored = sum(parameter.numel() for parameter in model.parameters())
-    return Shape(model, stored, estimate(config, stored, vocab_size, device), room_on(device))
+    return Shape(model, device, estimate(config, model, device), room_on(device))
 
 
 def try_step(
@@ -74,7 +73,7 @@ def mend(config: TrainConfig, shape: Shape) -> str:
     room = (
         shape.room if shape.room is not None and shape.memory.total > shape.room else shape.memory.total - 1
     )
-    fitting = fitting_micro_batch(config, shape.memory, room)
+    fitting = fitting_micro_batch(config, shape.model, shape.device, room)
     if fitting is None:
         return "Use a smaller loader.seq_len or model: not even one sequence at a time would fit"
     return (
@@ -94,14 +93,16 @@ def random_batch(config: TrainConfig, vocab_size: int) -> tuple[Tensor, Tensor]:
 def evaluation_seconds(
     config: TrainConfig, progress: Progress, dry: DryStep, validation: Store | None
 ) -> float:
-    """All evaluations that are to come: forward passes only, of a third of a step's work a sequence.
+    """All evaluations that are to come: forward passes only.
 
-    Of pairs half of it: a step takes two models forward, and one back.
+    A step goes back too, which is twice the work, and with activation checkpointing once more forward. Of
+    pairs the reference goes forward as well.
     """
     budget = total_steps(config, progress.step, progress.tokens)
     pairs = isinstance(validation, PairStore)
     a_sequence = dry.seconds / config.loader.batch_size
-    share = 1 / 2 if pairs else 1 / 3
+    forward = 2 if pairs else 1
+    share = forward / (forward + 2 + config.model.activation_checkpointing)
     return (
         due(config.evaluation.interval, budget, progress.step)
         * _sequences(config, validation)

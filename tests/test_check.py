@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from harness.check import check_run
 from harness.config import CheckpointConfig, TrainConfig
-from harness.config_groups import ContrastiveRowsConfig, PaddedRowsConfig, SlidingWindowConfig
+from harness.config_groups import ContrastiveRowsConfig, ModelConfig, PaddedRowsConfig, SlidingWindowConfig
 from harness.errors import RunFailed, UserError
 from harness.memory_estimate import estimate
 from harness.model import GPT, parameter_count
@@ -101,8 +102,9 @@ def test_the_figures_are_those_of_the_run(
 
     step = done / "checkpoints" / "step-00000008"
     tensors = sum((step / name).stat().st_size for name in ("model.safetensors", "optimizer.pt"))
-    stored = shape_of(config, 257, torch.device("cpu")).stored
-    assert stored == sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(parameter.numel() for parameter in model.parameters())
+    memory = shape_of(config, 257, torch.device("cpu")).memory
+    assert (memory.weights, memory.optimizer) == (4 * stored, 8 * stored)
     assert abs(tensors / (12 * stored) - 1) < 0.1
     assert f"3 checkpoints of {size(12 * stored)}; at most 3 stay: {size(36 * stored)}" in printed["budget"]
 
@@ -213,12 +215,34 @@ def test_a_missing_set_is_named_and_not_prepared(tmp_path: Path, capsys: Capture
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("dropout", "again"), [(0.0, False), (0.1, False), (0.0, True)])
 def test_the_activations_of_the_estimate_are_those_that_autograd_keeps(
-    text_set: Path, dropout: float
+    text_set: Path, dropout: float, again: bool
 ) -> None:
-    config = tiny_config(text_set, loader__seq_len=64, model__dropout=dropout, model__n_layer=3)
+    config = tiny_config(text_set, loader__seq_len=64, model__dropout=dropout, model__n_layer=6)
+    config.model.activation_checkpointing = again
     model = GPT(config.model, vocab_size=257, seq_len=64)
+    kept = kept_by_autograd(model)
+    memory = estimate(config, model, torch.device("cpu"))
+    later = (
+        4 * 64 * 16 * 4 * 32 if again else 0
+    )  # of one layer, in the backward pass: 16 C a token in float32
+    assert abs((kept - memory.logits / 3) / (memory.activations - later) - 1) < 0.05
+
+
+def test_what_a_chunked_loss_keeps_does_not_grow_with_the_batch(text_set: Path) -> None:
+    config = tiny_config(text_set, loader__seq_len=64, model__loss_chunk_tokens=32)
+    whole = GPT(ModelConfig(n_layer=2, n_head=2, n_embd=32), vocab_size=257, seq_len=64)
+    chunked = GPT(dataclasses.replace(whole.config, loss_chunk_tokens=32), vocab_size=257, seq_len=64)
+    memory = estimate(config, chunked, torch.device("cpu"))
+    without_logits = kept_by_autograd(whole) - 4 * 64 * 257 * 4
+    head = 4 * chunked.wte.weight.numel()  # its gradient is kept instead
+    assert abs(kept_by_autograd(chunked) - without_logits - head) < 64
+    assert memory.logits == 2 * head + 32 * 257 * 8
+
+
+def kept_by_autograd(model: GPT) -> int:
+    """Bytes that the loss of 4 sequences keeps for its backward pass, beside the weights."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -231,9 +255,8 @@ def test_the_activations_of_the_estimate_are_those_that_autograd_keeps(
     tokens = torch.zeros((4, 64), dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = model.loss(tokens, tokens)
-    memory = estimate(config, shape_of(config, 257, torch.device("cpu")).stored, 257, torch.device("cpu"))
     assert loss.isfinite()
-    assert abs((sum(kept.values()) - memory.logits / 3) / memory.activations - 1) < 0.05
+    return sum(kept.values())
 
 
 def test_a_step_that_does_not_fit_says_which_micro_batch_would(text_set: Path, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def _shape_key(config: TrainConfig, vocab_size: int, device: torch.device) -> Ha
     return (
         model.n_layer, model.n_head, model.n_embd, model.dropout, vocab_size, layout(loader), loader.seq_len,
         loader.batch_size, micro_batch(config), config.precision, config.compile, config.deterministic,
-        device,
+        config.optimizer.name, model.activation_checkpointing, model.loss_chunk_tokens, device,
     )  # fmt: skip
 
 
