@@ -28,8 +28,8 @@ def main() -> None:
     """`python train.py` and the console script `harness-train`; a rank of a run, where torchrun starts it."""
     try:
         with rendezvous.meeting() as meeting:
-            if meeting.was_refused:
-                raise SystemExit(EXIT_USER)
+            if meeting.ended is not None:
+                raise SystemExit(meeting.ended)
             ranks_output.only_of_rank_0(meeting.ranks)
             _main(meeting)
     except UserError as error:  # of the meeting itself

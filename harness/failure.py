@@ -82,14 +82,15 @@ def cause(error: Exception) -> Exception | None:
 
 def fields(error: BaseException) -> dict[str, Any]:
     """What status.json says of it; where another rank failed, what that one said of itself, and which."""
-    if isinstance(error, PeerFailed) and error.fields:
-        return {**error.fields, "error": str(error), "rank": error.rank}
-    return {
+    own = {
         "exit_code": exit_code(error),
         "error": f"{type(error).__name__}: {error}",
         "reason": reason_of(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
+    if isinstance(error, PeerFailed):
+        return {**own, **error.fields, "error": str(error), "rank": error.rank}
+    return own
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -198,6 +198,8 @@ def _execute(
             tracker.summarize(summary.for_tracker(run, figures, data_chain(run)))
         ending.exit_code = EXIT_DONE if finished else EXIT_STOPPED
         stop.ends(ending.exit_code)
+        if not finished and stop.name == run.limit.reason:
+            meeting.end(EXIT_STOPPED)  # or its launcher would start it again, with as much time
         _say_goodbye(run, None if finished else stop.name)
     return Outcome(path, run.progress.step, run.progress.val_loss, stopped=not finished)
 

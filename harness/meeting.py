@@ -35,15 +35,15 @@ JOB = "harness/job"  # what the store keeps of the job, whichever start of it
 class Meeting:
     """The ranks of one start of a job; this class is that of one process, which has nobody to wait for.
 
-    `earlier`: the directory in which an earlier start of this job ran. `was_refused`: that start was, and its
-    launcher takes it for a crash. `record` is called before this process is ended beside its main thread.
-    Values travel as JSON.
+    `earlier`: the directory in which an earlier start of this job ran. `ended`: the exit code of a start that
+    its launcher takes for a crash, and that would end like that again. `record` is called before this process
+    is ended beside its main thread. Values travel as JSON.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
         self.earlier: Path | None = None
-        self.was_refused = False
+        self.ended: int | None = None
         self.record: Callable[[PeerFailed], object] = _nothing
 
     def gather(self, name: str, value: Any = None) -> list[Any]:
@@ -64,6 +64,9 @@ class Meeting:
 
     def keep(self, path: Path) -> None:
         """Remember for later starts of this job that it runs in `path`."""
+
+    def end(self, code: int) -> None:
+        """Remember for later starts of this job that they have nothing to do but to exit with `code`."""
 
     def is_to_say(self, error: BaseException) -> bool:
         """Whether this process is the one to say `error`: each failure is said once, where it came first.
@@ -89,7 +92,7 @@ class RanksMeeting(Meeting):
         self._raw, self.store, self._job, self._hosts = raw, store, job, hosts
         self.peers = Peers(store, ranks.rank, ranks.size)
         self.earlier = Path(job["path"]) if "path" in job else None
-        self.was_refused = "refused" in job
+        self.ended = job.get("ended")
         self._counts: dict[str, int] = {}
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -123,18 +126,24 @@ class RanksMeeting(Meeting):
         if self.ranks.leads:
             self._keep(path=str(path))
 
+    def end(self, code: int) -> None:
+        self._keep(ended=code)
+
     def is_to_say(self, error: BaseException) -> bool:
         try:
             if not isinstance(error, PeerFailed):
                 self.peers.explain(error)
             elif error.fields:
                 return False
-            if failure.exit_code(error) == EXIT_USER:
-                self._keep(refused=True)
-                if not self.ranks.leads:
-                    self._wait(["said"], _LEADER_S)
+            code = failure.exit_code(error)
+            if code == EXIT_USER or failure.reason_of(error) == "diverged":
+                self.end(code)
+            if code == EXIT_USER and not self.ranks.leads:
+                self._wait(["said"], _LEADER_S)
             me = str(self.ranks.rank)
             said: bytes = self.store.compare_set("said", "", me)
+            if said.decode() == me:
+                _tell_launcher(error)
             return said.decode() == me
         except RuntimeError:  # the store is gone, and with it whoever could say anything else
             return True
@@ -206,6 +215,16 @@ class RanksMeeting(Meeting):
             time.sleep(pause)
             pause = min(1.5 * pause, 0.1)
         return there
+
+
+def _tell_launcher(error: BaseException) -> None:
+    """A line for the report of the job's end that torchrun makes."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is not None:
+        line = f"{str(error).strip().partition(chr(10))[0]} (said above in full)"
+        extra = {"py_callstack": line, "timestamp": str(int(time.time()))}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
 
 
 def _nothing(failed: PeerFailed) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -125,5 +126,7 @@ def is_of_a_collective(error: BaseException) -> bool:
 
 
 def _seen(error: BaseException) -> str:
+    """What torch says in its first sentence, without the place in its sources."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
-    return f"This rank saw: {line}"
+    sentence = re.sub(r"^\[[^]]*\] ", "", line).partition(". ")[0]
+    return f"This rank saw: {sentence}"
