@@ -52,11 +52,14 @@ def _main(meeting: Meeting) -> None:
             )
     except UserError as error:
         if meeting.is_to_say(error):
-            print(f"error: {error}", file=sys.stderr)
+            print(f"{ranks_output.prefix(meeting.ranks)}error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
     except OSError as error:  # a run directory that may not be looked into
         if meeting.is_to_say(error):
-            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            print(
+                f"{ranks_output.prefix(meeting.ranks)}error: {error.filename}: {error.strerror}",
+                file=sys.stderr,
+            )
         raise SystemExit(EXIT_FAILED) from None
     run_app("train", functools.partial(_train, said_auto=said_auto), line)
 

@@ -90,9 +90,11 @@ def _guarded(task: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
         words = failure.in_words(error)
         if not meeting.is_to_say(error):
             raise SystemExit(failure.exit_code(error)) from None
+        prefix = ranks_output.prefix(meeting.ranks)
         if words is None:
+            print(end=prefix and f"{prefix}failed:\n", file=sys.stderr)
             raise
-        raise _ending(f"error: {words}", failure.exit_code(error)) from failure.cause(error)
+        raise _ending(f"{prefix}error: {words}", failure.exit_code(error)) from failure.cause(error)
     finally:
         remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 
 from harness.ranks import Ranks
@@ -15,11 +16,16 @@ def only_of_rank_0(ranks: Ranks) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
 
 
+def prefix(ranks: Ranks) -> str:
+    """What is put before the words of another rank than the first."""
+    return "" if ranks.leads else f"[rank {ranks.rank} on {socket.gethostname()}] "
+
+
 def log_of(ranks: Ranks) -> None:
     """Of another rank's log, warnings and errors alone, on stderr. To be called after Hydra set it up."""
     if ranks.leads:
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"[rank {ranks.rank}] %(message)s"))
+    handler.setFormatter(logging.Formatter(f"{prefix(ranks)}%(message)s"))
     handler.setLevel(logging.WARNING)
     logging.getLogger().handlers[:] = [handler]
