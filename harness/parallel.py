@@ -58,8 +58,9 @@ def settle_buckets(
     rows = micro_batch_size(config, ranks) * (2 if layout(config.loader) == "contrastive" else 1)
     inputs = torch.zeros((rows, config.loader.seq_len), dtype=torch.int64)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for _ in range(2):  # the new layout is made as the second begins
-            backward(objective, inputs, inputs, rows, rows, device, autocast)
+        backward(
+            objective, inputs, inputs, rows, rows, device, autocast
+        )  # the next pass finds the new layout
 
 
 def check_shares(config: TrainConfig, ranks: Ranks) -> None:

@@ -58,6 +58,10 @@ TABLE: tuple[Row, ...] = (
         "the steps are no longer bit-equal to the run's before",
     ),
     Row(
+        FREE, ("world_size",),
+        "the same batches on another number of processes, summed in another order; random numbers begin anew",
+    ),
+    Row(
         FREE, ("evaluation.set", "evaluation.tokens"),
         "the losses are of other tokens, so the best one is looked for anew",
     ),

@@ -99,8 +99,8 @@ def restore(
         seed(_seed_of(anew, ranks.rank))
         return [
             *_version_lines(saved.get("versions"), device),
-            f"random numbers: the checkpoint has {len(others) + 1} processes', now there are {ranks.size}: "
-            "all begin anew, so with dropout the steps are other ones. The batches stay the same",
+            f"changed since the checkpoint: world_size {len(others) + 1} -> {ranks.size} (all random numbers "
+            "begin anew, so with dropout the steps are other ones; the batches stay the same)",
         ]
     if ranks.rank:
         saved = others[ranks.rank - 1]

@@ -48,7 +48,8 @@ def side_by_side(
 ) -> Answers:
     """`act(ranks, *arguments)` in `size` processes that have joined; `act(*arguments)` where they join in it.
 
-    `ends`: only these end by themselves."""
+    `ends`: only these end by themselves.
+    """
     with tempfile.TemporaryDirectory() as folder:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         processes = [
@@ -114,12 +115,14 @@ def _read(path: Path) -> Any:
     return pickle.loads(path.read_bytes()) if path.exists() else None
 
 
-def launched(config: TrainConfig, path: Path) -> dict[str, Any]:
-    """A run as one of its ranks, from the configuration on."""
+def _launched(config: TrainConfig, path: Path, prepare: Callable[[], object]) -> dict[str, Any]:
+    prepare()
     outcome = launch(config, path)
     return {"step": outcome.step, "val_loss": outcome.val_loss, "stopped": outcome.stopped}
 
 
-def train_side_by_side(size: int, config: TrainConfig, path: Path, **options: Any) -> Answers:
-    """`config` trained in the directory `path` by `size` processes."""
-    return side_by_side(size, launched, config, path, joins=False, **options)
+def train_side_by_side(
+    size: int, config: TrainConfig, path: Path, prepare: Callable[[], object] = bool
+) -> Answers:
+    """`config` trained in the directory `path` by `size` processes, each of which calls `prepare` before."""
+    return side_by_side(size, _launched, config, path, prepare, joins=False)

@@ -38,7 +38,7 @@ def test_every_key_of_a_run_is_in_the_table_once() -> None:
         for field in dataclasses.fields(kind)
     }
     counts = Counter(itertools.chain.from_iterable(row.keys for row in TABLE))
-    assert set(counts) == defaults | variants | {"data", "vocabulary"}
+    assert set(counts) == defaults | variants | {"data", "vocabulary", "world_size"}
     assert set(counts.values()) == {1}
     assert {"loader", "optimizer", "model"} <= groups
 
@@ -266,6 +266,7 @@ _NOT_TRIED = {
     "trainer.max_tokens", "optimizer.momentum", "schedule.decay_fraction", "evaluation.set",
     "data.expect_sha256", "run.name", "model.name", "resume", "resume_accept", "check", "sweep.name",
     "sweep.keys",
+    "world_size",
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from harness import checkpoint, rng
 from harness.checkpoint import RNG
 from harness.errors import UserError
 from harness.files import sha256_file
+from harness.ranks import Ranks
 from tests.helpers_runs import run, snapshot, tiny_config, write_text_set
 
 CPU = torch.device("cpu")
@@ -44,6 +45,34 @@ def test_every_generator_goes_on_where_it_was(tmp_path: Path) -> None:
     rng.seed(4)
     assert restore(torch.load(tmp_path / "rng.pt", weights_only=True)) == []
     assert draws() == expected
+
+
+def test_each_rank_goes_on_where_it_was() -> None:
+    rng.seed(3)
+    first = rng.state(CPU)
+    expected = draws()
+    second = rng.state(CPU)
+    others_expected = draws()
+    saved = first | {"others": [second]}
+    for rank, numbers in enumerate([expected, others_expected]):
+        assert rng.restore(saved, CPU, source=SOURCE, anew=7, ranks=Ranks(rank, 2)) == []
+        assert draws() == numbers
+
+
+def test_on_another_number_of_ranks_each_begins_a_sequence_of_its_own() -> None:
+    saved, seen = rng.state(CPU), list[float]()
+    for rank in (0, 1, 2, 0):
+        (line,) = rng.restore(saved, CPU, source=SOURCE, anew=7, ranks=Ranks(rank, 3))
+        assert "world_size 1 -> 3 (all random numbers begin anew" in line
+        seen.append(draws()[2])
+    assert seen[0] == seen[3]
+    assert len(set(seen)) == 3
+
+
+@pytest.mark.parametrize("others", ["x", [1]])
+def test_states_of_others_that_are_none_are_refused(others: Any) -> None:
+    with pytest.raises(UserError, match="its part others holds no states"):
+        restore(rng.state(CPU) | {"others": others})
 
 
 @pytest.mark.parametrize("part", ["python", "numpy", "torch", "cuda", "versions"])

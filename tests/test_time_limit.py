@@ -42,6 +42,16 @@ def test_a_process_makes_one_step_whatever_the_time() -> None:
     assert not limit_after(3600.0, steps=()).is_near(10.0, saving=False)
 
 
+def test_ranks_that_agree_a_step_later_stop_a_step_earlier() -> None:
+    kept = 2 * 4.0 + 10.0 + END_S
+    limits = [
+        TimeLimit(MINUTES, 0, clock=lambda: preemption.STARTED + 120.0 - kept, late=late) for late in (0, 1)
+    ]
+    for limit in limits:
+        limit.stepped(4.0)
+    assert [limit.is_near(10.0, saving=False) for limit in limits] == [False, True]
+
+
 def test_without_a_limit_no_time_is_too_late() -> None:
     limit = TimeLimit(None, 0)
     limit.stepped(1e9)
