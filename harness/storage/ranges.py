@@ -1,26 +1,18 @@
-"""Many reads at once: one pool of eight threads for everything that a process reads."""
+"""Many ranges of elements copied at once."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from queue import SimpleQueue
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
 from harness.errors import UserError
-
-WORKERS = 8
+from harness.storage.pool import run_all
 
 _Array = np.ndarray[Any, Any]
-
-_pool: SimpleQueue[Callable[[], None]] | None = None
-_pool_lock = threading.Lock()
 
 
 class RangeSource(Protocol):
@@ -57,106 +49,6 @@ def read_ranges(source: _Array | RangeSource, destination: _Array, ranges: Seque
                 "written twice at the same time. Give disjoint ranges"
             )
     run_all([partial(_copy, source, destination, *span) for span in spans])
-
-
-def run_all(jobs: Sequence[Callable[[], None]]) -> None:
-    """Run every job, `WORKERS` at a time in the process's pool, and raise the first error in their order.
-
-    No job is running any more when this returns or raises, so jobs may write to the caller's arrays; an
-    interrupt drops the jobs that have not begun. A job must not call this: it would wait for its own thread.
-    """
-    run = _Run(jobs)
-    queue = _queue()
-    try:
-        for _ in range(min(WORKERS, len(jobs))):
-            queue.put(run.work)
-        run.wait()
-    finally:
-        run.stop()
-    run.raise_first()
-
-
-class _Run:
-    """Jobs that threads take one after the other, and what became of them."""
-
-    def __init__(self, jobs: Sequence[Callable[[], None]]) -> None:
-        self._count = len(jobs)
-        self._pending = deque(enumerate(jobs))
-        self._running = 0
-        self._failed: list[tuple[int, BaseException]] = []
-        self._changed = threading.Condition()
-
-    def work(self) -> None:
-        """Run jobs until none is left."""
-        while True:
-            with self._changed:
-                if not self._pending:
-                    return
-                index, job = self._pending.popleft()
-                self._running += 1
-            try:
-                job()
-            except BaseException as error:
-                self._failed.append((index, error))
-            finally:
-                with self._changed:
-                    self._running -= 1
-                    if self._ended():
-                        self._changed.notify()
-
-    def wait(self) -> None:
-        """Return when every job has ended."""
-        with self._changed:
-            self._changed.wait_for(self._ended)
-
-    def stop(self) -> None:
-        """Drop the jobs that have not begun and wait for those that have."""
-        with self._changed:
-            self._pending.clear()
-        self.wait()
-
-    def raise_first(self) -> None:
-        """Raise the error of the job that came first in their order, if any failed."""
-        if not self._failed:
-            return
-        error = min(self._failed, key=lambda item: item[0])[1]
-        if len(self._failed) > 1:
-            error.add_note(f"{len(self._failed)} of {self._count} reads failed; this is the first")
-        raise error
-
-    def _ended(self) -> bool:
-        return not self._pending and not self._running
-
-
-def _queue() -> SimpleQueue[Callable[[], None]]:
-    """Where the pool's threads take their work; they are started with the first.
-
-    Not a `ThreadPoolExecutor`: an interrupt while it starts a thread leaves one that it does not know and for
-    which the interpreter waits at its end for ever. Daemon threads that wait for work need no farewell.
-    """
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-            for index in range(WORKERS):
-                threading.Thread(target=_serve, args=(queue,), name=f"read-{index}", daemon=True).start()
-            _pool = queue
-        return _pool
-
-
-def _serve(queue: SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        queue.get()()
-
-
-def _forget_pool() -> None:
-    """In a forked child: the parent's threads are not here, and its lock may be held for ever."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
 
 
 def _copy(source: _Array | RangeSource, destination: _Array, start: int, stop: int) -> None:

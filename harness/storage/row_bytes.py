@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from harness.storage.io import Descriptors, FileIdentity, read_exactly, will_need
-from harness.storage.ranges import WORKERS, run_all
+from harness.storage.pool import WORKERS, run_all
 
 _Array = np.ndarray[Any, Any]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.storage import read_ranges
-from harness.storage.ranges import WORKERS, run_all
+from harness.storage.pool import READERS, WORKERS, run_all
 
 
 @settings(max_examples=100, deadline=None)
@@ -160,19 +160,20 @@ def test_the_first_cause_is_reported_when_all_copies_have_ended() -> None:
     np.testing.assert_array_equal(destination, before)
 
 
-def test_copies_run_side_by_side_in_one_pool_of_eight() -> None:
-    """Eight jobs that wait for one another end only if all eight run at once; a ninth thread never is."""
+def test_copies_run_eight_at_once_in_one_pool() -> None:
+    """Eight jobs that wait for one another end only if all eight run at once; a second pool never is."""
     barrier = threading.Barrier(WORKERS)
-    names = []
-
-    def job() -> None:
-        barrier.wait(timeout=30)
-        names.append(threading.current_thread().name)
-
     for _ in range(2):
+        names = []
+
+        def job(names: list[str] = names) -> None:
+            barrier.wait(timeout=30)
+            names.append(threading.current_thread().name)
+
         run_all([job] * WORKERS)
-    assert len(set(names)) == WORKERS == 8
-    assert len([thread for thread in threading.enumerate() if thread.name.startswith("read-")]) == WORKERS
+        assert len(set(names)) == WORKERS == 8
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("read-")]
+    assert WORKERS <= len(threads) <= READERS  # more than eight only where reads were begun ahead, too
 
 
 def test_an_interrupt_leaves_no_copy_under_way() -> None:
