@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from harness.loaders.batch import IGNORE, Origin, check_sizes
-from harness.loaders.hinting import HintingLoader
-from harness.loaders.padded_rows import Array, check_width, inputs_and_targets
+from harness.loaders.hinting import HintingLoader, Pair
+from harness.loaders.padded_rows import Array, as_targets, check_width, inputs_and_targets
 from harness.loaders.permutation import Ids
+from harness.storage.reading import Reading, together
 from harness.storage.rows import PairStore
 
 
@@ -47,16 +49,21 @@ class ContrastivePaddedDataset(HintingLoader):
         """As `lost_tokens`: no epoch reads them."""
         return self.lost_tokens
 
-    def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
+    def _read_samples(self, ids: Ids) -> Pair:
         return pairs(self._data, ids, self.seq_len)
 
     def _origins(self, ids: list[int]) -> list[Origin]:
         sides = (("pos", self._data.pos), ("neg", self._data.neg))
         return [Origin(name, row, None, [side.locate(row)]) for name, side in sides for row in ids]
 
-    def _will_need(self, ids: Ids) -> None:
-        for side in (self._data.pos, self._data.neg):
-            side.prefetch(ids, min(self.seq_len + 1, side.row_width))
+    def _begin(self, ids: Ids, readers: bool) -> Reading[Pair]:
+        sides = (self._data.pos, self._data.neg)
+        begun = [
+            side.begin_rows(ids, min(self.seq_len + 1, side.row_width), readers=readers) for side in sides
+        ]
+        return together(begun).then(
+            lambda found: side_by_side(self._data, [as_targets(*side) for side in found], self.seq_len)
+        )
 
     def _extra_state(self) -> dict[str, Any]:
         return {"row_width": self._data.row_width}
@@ -64,9 +71,18 @@ class ContrastivePaddedDataset(HintingLoader):
 
 def pairs(store: PairStore, ids: Ids, seq_len: int) -> tuple[Array, Array]:
     """Inputs and targets of the pairs `ids` `(n,)`, int64 `(2n, seq_len)`: `pos` rows, then `neg` rows."""
-    inputs = np.full((2 * len(ids), seq_len), store.manifest.tokenizer.boundary_token_id or 0, np.int64)
-    targets = np.full((2 * len(ids), seq_len), IGNORE, np.int64)
-    for side, rows in ((store.pos, slice(len(ids))), (store.neg, slice(len(ids), None))):
-        columns = min(seq_len, side.row_width - 1)
-        inputs[rows, :columns], targets[rows, :columns] = inputs_and_targets(side, ids, columns)
+    sides = (store.pos, store.neg)
+    return side_by_side(
+        store, [inputs_and_targets(side, ids, min(seq_len, side.row_width - 1)) for side in sides], seq_len
+    )
+
+
+def side_by_side(store: PairStore, sides: Sequence[tuple[Array, Array]], seq_len: int) -> tuple[Array, Array]:
+    """The same of the inputs and targets of each side, `(n, seq_len)` or narrower, which were read."""
+    count = len(sides[0][0])
+    inputs = np.full((2 * count, seq_len), store.manifest.tokenizer.boundary_token_id or 0, np.int64)
+    targets = np.full((2 * count, seq_len), IGNORE, np.int64)
+    for (ours, theirs), rows in zip(sides, (slice(count), slice(count, None)), strict=True):
+        columns = ours.shape[1]
+        inputs[rows, :columns], targets[rows, :columns] = ours, theirs
     return inputs, targets

@@ -1,52 +1,65 @@
-"""Loaders of numbered samples that tell slow storage ahead what they read next."""
+"""Loaders of numbered samples that look ahead of slow storage."""
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from typing import Any
 
-from harness.loaders.lookahead import SlowStorage
+from harness.loaders.lookahead import LookAhead
 from harness.loaders.permutation import Ids
 from harness.loaders.sampled import PreparedSplit, SampledLoader
+from harness.storage.reading import Reading
 
-# Measured on a cold local disk: 1 batch ahead halves the wait, 8 quarter it; slower storage needs more.
-_HINTED_BATCHES = 8
+Pair = tuple[Any, Any]
 
 
 class HintingLoader(SampledLoader):
-    """A `SampledLoader` that asks for the samples of the next batches once reads were seen to wait.
+    """A `SampledLoader` that begins the next batches once reads were seen to wait: a `lookahead.Source`.
 
-    A subclass reads in `_read_samples` and asks in `_will_need`.
+    A subclass reads in `_read_samples` and begins a read in `_begin`; both give the same.
     """
 
     def __init__(
         self, store: PreparedSplit, samples: int, batch_size: int, seq_len: int, **options: Any
     ) -> None:
-        self._storage = SlowStorage()
-        self._hinted = 0  # place in the order up to which samples were asked for
+        self._ahead: LookAhead[Pair] = LookAhead()
         super().__init__(store, samples, batch_size, seq_len, **options)
 
     @abstractmethod
-    def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
+    def _read_samples(self, ids: Ids) -> Pair:
         """As `SampledLoader._read`."""
 
     @abstractmethod
-    def _will_need(self, ids: Ids) -> None:
-        """Ask the storage for the samples `ids` ahead; changes no result."""
+    def _begin(self, ids: Ids, readers: bool) -> Reading[Pair]:
+        """The same read, begun now: the system is told of it, or `readers` read it."""
 
-    def _read(self, ids: Ids) -> tuple[Any, Any]:
-        started = time.perf_counter()
-        pair = self._read_samples(ids)
-        if self._storage.wants_hints(time.perf_counter() - started, ids.size * self.seq_len):
-            self._hint()
-        return pair
+    @property
+    def rows(self) -> int:
+        """Samples of this rank's part of a batch."""
+        return self._rows
 
-    def _hint(self) -> None:
-        """Ask for the samples of the next batches that were not asked for yet."""
-        end = self._position + _HINTED_BATCHES * self.batch_size
-        if not self._position < self._hinted <= end:
-            self._hinted = self._position + self.batch_size
-        while self._hinted <= min(end, self.samples - self.batch_size):
-            self._will_need(self._ids(self._hinted, ahead=True))
-            self._hinted += self.batch_size
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of this rank's part of a batch."""
+        return self._rows * self.seq_len
+
+    def read_at(self, place: int) -> Pair:
+        """As in `lookahead.Source`."""
+        return self._read_samples(self._ids(place))
+
+    def begin_at(self, place: int, *, readers: bool) -> Reading[Pair]:
+        """As in `lookahead.Source`."""
+        return self._begin(self._ids(place, ahead=place != self._position), readers)
+
+    def probe_at(self, place: int) -> int:
+        """As in `lookahead.Source`."""
+        ids = self._ids(place, ahead=place != self._position)
+        self._begin(ids[:1], readers=False).result()
+        return self.seq_len
+
+    def _read(self, ids: Ids) -> Pair:
+        return self._ahead.read(self, self._position)
+
+    def _go_to(self, epoch: int, position: int) -> None:
+        super()._go_to(epoch, position)
+        self._ahead.drop()

@@ -9,10 +9,11 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.loaders.batch import IGNORE, Origin, check_sizes
-from harness.loaders.hinting import HintingLoader
+from harness.loaders.hinting import HintingLoader, Pair
 from harness.loaders.permutation import Ids
 from harness.storage.manifest import Manifest
 from harness.storage.opening import prepare_words
+from harness.storage.reading import Reading
 from harness.storage.rows import RowStore
 
 Array = np.ndarray[Any, Any]
@@ -45,14 +46,15 @@ class PaddedDataset(HintingLoader):
         """As `lost_tokens`: no epoch reads them."""
         return self.lost_tokens
 
-    def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
+    def _read_samples(self, ids: Ids) -> Pair:
         return inputs_and_targets(self._data, ids, self.seq_len)
 
     def _origins(self, ids: list[int]) -> list[Origin]:
         return [Origin("row", row, None, [self._data.locate(row)]) for row in ids]
 
-    def _will_need(self, ids: Ids) -> None:
-        self._data.prefetch(ids, self.seq_len + 1)
+    def _begin(self, ids: Ids, readers: bool) -> Reading[Pair]:
+        reading = self._data.begin_rows(ids, self.seq_len + 1, readers=readers)
+        return reading.then(lambda found: as_targets(*found))
 
     def _extra_state(self) -> dict[str, Any]:
         return {"row_width": self._data.row_width}
@@ -60,8 +62,12 @@ class PaddedDataset(HintingLoader):
 
 def inputs_and_targets(store: RowStore, ids: Ids, seq_len: int) -> tuple[Array, Array]:
     """Inputs and targets of the rows `ids`, int64 `(n, seq_len)`; targets outside of the mask are -100."""
-    rows, mask = store.get_rows(ids, seq_len + 1)
-    targets = np.full((len(ids), seq_len), IGNORE, np.int64)
+    return as_targets(*store.get_rows(ids, seq_len + 1))
+
+
+def as_targets(rows: Array, mask: Array) -> tuple[Array, Array]:
+    """The same of rows `(n, seq_len + 1)` and their mask, which were read."""
+    targets = np.full((len(rows), rows.shape[1] - 1), IGNORE, np.int64)
     np.copyto(targets, rows[:, 1:], where=mask[:, 1:])
     return rows[:, :-1], targets
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.loaders.batch import Origin, check_sizes
-from harness.loaders.hinting import HintingLoader
+from harness.loaders.hinting import HintingLoader, Pair
 from harness.loaders.permutation import Ids, uniform_draws
 from harness.loaders.sequential import too_small
 from harness.storage import TokenStore
+from harness.storage.reading import Reading, begin_windows
 from harness.storage.windows import WindowPlan
 
 SAMPLINGS = ("permutation", "ordered", "uniform")
@@ -64,6 +65,7 @@ class SlidingWindowLoader(HintingLoader):
         self.sampling = sampling
         self._tokens = store
         self._planned: tuple[Ids, WindowPlan] | None = None
+        self._at_positions = store.positional()
         self.windows = count_windows(store.total_tokens, seq_len, self.stride)
         needed = batch_size if sampling == "uniform" else 1
         if store.total_tokens < needed * seq_len + 1:
@@ -96,7 +98,7 @@ class SlidingWindowLoader(HintingLoader):
             return np.arange(start, start + count)
         return uniform_draws(self.windows, self._key(), start, count)
 
-    def _read_samples(self, ids: Ids) -> tuple[Any, Any]:
+    def _read_samples(self, ids: Ids) -> Pair:
         first, block = self._blocks[False]
         if self._planned is None or self._planned[0] is not block:
             self._planned = block, self._tokens.plan(block * self.stride, self.seq_len)
@@ -110,8 +112,10 @@ class SlidingWindowLoader(HintingLoader):
             for number, start in starts
         ]
 
-    def _will_need(self, ids: Ids) -> None:
-        self._tokens.prefetch(ids * self.stride, self.seq_len + 1)
+    def _begin(self, ids: Ids, readers: bool) -> Reading[Pair]:
+        starts = ids * self.stride
+        reading = begin_windows(self._at_positions, starts, self.seq_len + 1, readers=readers)
+        return reading.then(lambda windows: self._tokens.split_windows(windows, starts))
 
     def _extra_state(self) -> dict[str, Any]:
         return {"stride": self.stride, "sampling": self.sampling}

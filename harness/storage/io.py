@@ -97,6 +97,16 @@ def unreadable(path: Path, error: OSError) -> UserError:
     )
 
 
+def failed(path: Path, error: OSError, offset: int, size: int) -> UserError:
+    """The error for a read of an open file that the storage does not answer."""
+    return UserError(
+        f"{path} cannot be read at bytes {offset} to {offset + size}: {error.strerror or error}. The file is "
+        "open, so the fault is the storage's or lies on the way to it (disk, network, mount): the system's "
+        "log (dmesg) may say more. Without these tokens there is no batch. Once they can be read again, or "
+        "the file is restored, resume= goes on with the same batches"
+    )
+
+
 def replaced(path: Path, then: FileIdentity, now: FileIdentity) -> UserError:
     """The error for a file that took the place of the one whose header was checked."""
     differing = ", ".join(
@@ -128,7 +138,7 @@ def read_exactly(path: Path, descriptor: Descriptor, out: np.ndarray[Any, Any], 
         try:
             read = _read_at(descriptor.fd, view[done:], offset + done)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise failed(path, error, offset + done, len(view) - done) from error
         if read == 0:
             raise truncated(path, offset + done, offset + len(view))
         done += read

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from harness.storage.pool import Run, start_all
+from harness.storage.pool import Job, start_all
 
 if TYPE_CHECKING:
     from harness.storage.tokens import TokenStore
@@ -19,30 +19,41 @@ U = TypeVar("U")
 _Array = np.ndarray[Any, Any]
 
 
+def _nothing() -> None:
+    """There is nothing to drop."""
+
+
 class Reading(Generic[T]):
-    """A read that was begun: `finish` gives its result, once the jobs of `run` have ended, if it has any.
+    """A read that was begun. For the process that began it: in a forked child nobody goes on with it."""
 
-    For the process that began it: in a forked child those jobs are nobody's.
-    """
-
-    def __init__(self, finish: Callable[[], T], run: Run | None = None) -> None:
-        self._finish = finish
-        self._run = run
-
-    def result(self) -> T:
-        """What was read, waiting for it; raises what went wrong. To be called once."""
-        if self._run is not None:
-            self._run.finish()
-        return self._finish()
-
-    def drop(self) -> None:
-        """Nobody wants the result: what has not begun never does. Waits for nothing."""
-        if self._run is not None:
-            self._run.drop()
+    def __init__(self, result: Callable[[], T], drop: Callable[[], None] = _nothing) -> None:
+        self.result = result  # what was read, waiting for it; raises what went wrong; to be called once
+        self.drop = drop  # nobody wants it: what has not begun never does; waits for nothing
 
     def then(self, change: Callable[[T], U]) -> Reading[U]:
-        """The same read with its result changed by the thread that asks for it."""
-        return Reading(lambda: change(self._finish()), self._run)
+        """The same read with its result changed, by the thread that asks for it."""
+        return Reading(lambda: change(self.result()), self.drop)
+
+
+def begin_jobs(jobs: Sequence[Job], finish: Callable[[], T]) -> Reading[T]:
+    """Jobs that the pool's readers begin now, and what gives the result once they have ended."""
+    run = start_all(jobs)
+
+    def result() -> T:
+        run.finish()
+        return finish()
+
+    return Reading(result, run.drop)
+
+
+def together(readings: Sequence[Reading[T]]) -> Reading[list[T]]:
+    """Several readings as one."""
+
+    def drop() -> None:
+        for reading in readings:
+            reading.drop()
+
+    return Reading(lambda: [reading.result() for reading in readings], drop)
 
 
 def begin_windows(store: TokenStore, starts: _Array, length: int, *, readers: bool) -> Reading[_Array]:
@@ -56,4 +67,4 @@ def begin_windows(store: TokenStore, starts: _Array, length: int, *, readers: bo
         return Reading(partial(store.read_windows, starts, length))
     windows = np.empty((len(starts), length), store.dtype)
     jobs = [partial(store.read_into, start, row) for start, row in zip(starts.tolist(), windows, strict=True)]
-    return Reading(lambda: windows, start_all(jobs))
+    return begin_jobs(jobs, lambda: windows)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from harness.storage.io import Descriptors, FileIdentity, read_exactly, will_need
-from harness.storage.pool import WORKERS, run_all
+from harness.storage.pool import WORKERS, Job, run_all
 
 _Array = np.ndarray[Any, Any]
 
@@ -60,7 +60,7 @@ class Source(Protocol):
     def gather(self, ids: _Array) -> _Array:
         """The bytes of the rows `ids`, at least one, `(len(ids), width)`, through a mapping."""
 
-    def jobs(self, unique: _Array, out: _Array, descriptors: Descriptors) -> list[Callable[[], None]]:
+    def jobs(self, unique: _Array, out: _Array, descriptors: Descriptors) -> list[Job]:
         """Reads that together fill `out` with the bytes of the ascending rows `unique`."""
 
 
@@ -97,7 +97,7 @@ class Rows(NamedTuple):
         found: _Array = self.data[ids]
         return found
 
-    def jobs(self, unique: _Array, out: _Array, descriptors: Descriptors) -> list[Callable[[], None]]:
+    def jobs(self, unique: _Array, out: _Array, descriptors: Descriptors) -> list[Job]:
         """As in `Source`."""
         strip = Strip(self.file.path, self.file.identity, self.offset, self.stride, self.width)
         return strip_jobs(strip, unique, out, descriptors)
@@ -105,6 +105,18 @@ class Rows(NamedTuple):
 
 def read_parallel(sources: Sequence[Source], ids: _Array, descriptors: Descriptors) -> list[_Array]:
     """As `gather` of each source, by reads in the order of the files, eight at once."""
+    jobs, finish = plan_reads(sources, ids, descriptors)
+    run_all(jobs)
+    return finish()
+
+
+def plan_reads(
+    sources: Sequence[Source], ids: _Array, descriptors: Descriptors
+) -> tuple[list[Job], Callable[[], list[_Array]]]:
+    """Reads in the order of the files, and what gives the answer of `gather` of each source after them.
+
+    The system is told of all of them.
+    """
     unique, places = np.unique(ids, return_inverse=True)
     jobs = []
     found = []
@@ -112,15 +124,16 @@ def read_parallel(sources: Sequence[Source], ids: _Array, descriptors: Descripto
         out = np.empty((len(unique), source.width), np.uint8)
         found.append(out)
         jobs += source.jobs(unique, out, descriptors)
-    run_all(jobs)
-    if np.array_equal(unique, ids):
-        return found
-    return [np.take(out, places, axis=0, mode="clip") for out in found]
+
+    def finish() -> list[_Array]:
+        if np.array_equal(unique, ids):
+            return found
+        return [np.take(out, places, axis=0, mode="clip") for out in found]
+
+    return jobs, finish
 
 
-def strip_jobs(
-    strip: Strip, unique: _Array, out: _Array, descriptors: Descriptors
-) -> list[Callable[[], None]]:
+def strip_jobs(strip: Strip, unique: _Array, out: _Array, descriptors: Descriptors) -> list[Job]:
     """Reads that together fill `out` with the ascending rows `unique` of one file.
 
     The system is told of all of them first: where it reads ahead, that halves the wait of a cold disk.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from harness.storage.chunk_cache import ChunkedRows
+from harness.storage.io import Descriptors
+from harness.storage.reading import Reading, begin_jobs
+from harness.storage.row_bytes import plan_reads
 from harness.storage.row_files import RowShard
 from harness.storage.row_reader import RowReader
 from harness.storage.row_table import RowTable
@@ -25,8 +29,8 @@ class RowsReader(Protocol):
     def mask(self, ids: Array, first_column: int) -> Array:
         """The mask of the rows `ids` from a column on, as stored bytes."""
 
-    def will_need(self, ids: Array, width: int) -> None:
-        """Hint that the first `width` columns of these rows and their mask are read soon."""
+    def begin(self, ids: Array, width: int, *, readers: bool) -> Reading[tuple[Array, Array]]:
+        """As `read`, begun now: the system is told of the rows, or `readers` read them."""
 
 
 class PlainRows:
@@ -37,6 +41,7 @@ class PlainRows:
         self._rows = RowTable([shard.rows for shard in shards], dtype, row_width, mmap=mmap)
         self._mask = RowTable([shard.mask for shard in shards], np.dtype(np.uint8), row_width, mmap=mmap)
         self._row_width = row_width
+        self._descriptors = Descriptors()
         self._lock = threading.Lock()  # a RowReader is for one thread at a time
 
     def read(self, ids: Array, width: int) -> tuple[Array, Array]:
@@ -50,10 +55,24 @@ class PlainRows:
         with self._lock:
             return self._reader.read((self._mask.columns(first_column, self._row_width),), ids)[0]
 
-    def will_need(self, ids: Array, width: int) -> None:
-        """As in `RowsReader`."""
-        self._rows.columns(0, width).will_need(ids)
-        self._mask.columns(0, width).will_need(ids)
+    def begin(self, ids: Array, width: int, *, readers: bool) -> Reading[tuple[Array, Array]]:
+        """As in `RowsReader`; always at positions, so that an error of the storage is an error."""
+        sources = (self._rows.columns(0, width), self._mask.columns(0, width))
+        jobs, finish = plan_reads(sources, ids, self._descriptors)
+
+        def rows_and_mask() -> tuple[Array, Array]:
+            rows, mask = finish()
+            return rows.view(self._rows.dtype), mask
+
+        if readers:
+            return begin_jobs(jobs, rows_and_mask)
+
+        def read() -> tuple[Array, Array]:
+            for job in jobs:
+                job()
+            return rows_and_mask()
+
+        return Reading(read)
 
 
 class DecodedRows:
@@ -80,10 +99,11 @@ class DecodedRows:
             mask[places] = self._files.read_mask(shard, local)[:, first_column:]
         return mask.view(np.uint8)
 
-    def will_need(self, ids: Array, width: int) -> None:
-        """As in `RowsReader`; of whole chunks."""
+    def begin(self, ids: Array, width: int, *, readers: bool) -> Reading[tuple[Array, Array]]:
+        """As in `RowsReader`; of whole chunks, and always by hints: h5py reads for one thread at a time."""
         for shard, _, local in by_shard(ids, self._ends):
             self._files.will_need(shard, local)
+        return Reading(partial(self.read, ids, width))
 
 
 def by_shard(ids: Array, ends: Array) -> Iterator[tuple[int, Array, Array]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from harness.storage.extents import Extent, Positional
 from harness.storage.io import Descriptors
 from harness.storage.mapped import Mapped
+from harness.storage.pool import Job
 from harness.storage.row_bytes import MappedFile, Strip, strip_jobs
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +68,7 @@ class RowTable:
             found[place] = self._reader.slice(*self._locate(int(ids[place])), self._columns)
         return found.view(np.uint8)
 
-    def jobs(self, unique: Array, out: Array, descriptors: Descriptors) -> list[Callable[[], None]]:
+    def jobs(self, unique: Array, out: Array, descriptors: Descriptors) -> list[Job]:
         """As in `row_bytes.Source`."""
         jobs = []
         size = self.dtype.itemsize
@@ -78,11 +79,6 @@ class RowTable:
                 strip = Strip(extent.path, extent.file, offset, self._row_width * size, self.width)
                 jobs += strip_jobs(strip, unique[start:stop] - first, out[start:stop], descriptors)
         return jobs
-
-    def will_need(self, ids: Array) -> None:
-        """Ask the system to read these rows ahead, in the order of the files."""
-        for row in np.sort(ids).tolist():
-            self._reader.will_need(*self._locate(row), self._columns)
 
     def _locate(self, row: int) -> tuple[int, int]:
         """The extent of a row, and the place in it where the row's chosen columns begin."""

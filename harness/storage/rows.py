@@ -14,6 +14,7 @@ from harness.errors import UserError
 from harness.storage.extents import Piece
 from harness.storage.manifest import Manifest
 from harness.storage.opening import open_manifest, wrong_layout
+from harness.storage.reading import Reading
 from harness.storage.row_files import RowShard, row_shards
 from harness.storage.row_readers import DecodedRows, PlainRows, RowsReader
 
@@ -95,10 +96,19 @@ class RowStore:
         """
         assert 1 <= width <= self.row_width
         ids = self._checked_ids(row_ids)
-        rows, mask = self._read(ids, width)
-        if rows.size and np.maximum.reduce(rows, axis=None) >= self.vocab_size:
-            self._refuse_id(ids, rows)
-        return rows.astype(np.int64), mask
+        return self._as_int64(ids, *self._read(ids, width))
+
+    def begin_rows(
+        self, row_ids: Sequence[int] | Array, width: int, *, readers: bool
+    ) -> Reading[tuple[Array, Array]]:
+        """As `get_rows`, at least one row, begun now: the system is told of the rows, or `readers` read them.
+
+        Plain rows are then read at positions, so that an error of the storage is an error.
+        """
+        assert 1 <= width <= self.row_width
+        ids = self._checked_ids(row_ids)
+        reading = self._open().begin(ids, width, readers=readers)
+        return reading.then(lambda found: self._as_int64(ids, *self._checked(ids, *found)))
 
     def target_mask(self, row_ids: Sequence[int] | Array, width: int) -> Array:
         """The mask of the columns `[1, width)` of these rows, bool `(n, width - 1)`: which are targets.
@@ -113,12 +123,6 @@ class RowStore:
         if np.maximum.reduce(mask, axis=None) > 1:
             self._refuse_mask(ids, mask, first_column=1)
         return mask[:, : width - 1].view(np.bool_)
-
-    def prefetch(self, row_ids: Sequence[int] | Array, width: int) -> None:
-        """Hint that the first `width` columns of these rows and of their mask are read soon."""
-        ids = self._checked_ids(row_ids)
-        if len(ids):
-            self._open().will_need(ids, width)
 
     def count_tokens(self, first_column: int) -> int:
         """True mask entries of the whole split from `first_column` on. Reads those columns of all masks."""
@@ -159,10 +163,18 @@ class RowStore:
     def _read(self, ids: Array, width: int) -> tuple[Array, Array]:
         if not len(ids):
             return np.empty((0, width), self.dtype), np.empty((0, width), np.bool_)
-        rows, mask = self._open().read(ids, width)
+        return self._checked(ids, *self._open().read(ids, width))
+
+    def _checked(self, ids: Array, rows: Array, mask: Array) -> tuple[Array, Array]:
+        """Rows as they are and their mask as bool; `mask` is as stored."""
         if np.maximum.reduce(mask, axis=None) > 1:
             self._refuse_mask(ids, mask)
         return rows, mask.view(np.bool_)
+
+    def _as_int64(self, ids: Array, rows: Array, mask: Array) -> tuple[Array, Array]:
+        if rows.size and np.maximum.reduce(rows, axis=None) >= self.vocab_size:
+            self._refuse_id(ids, rows)
+        return rows.astype(np.int64), mask
 
     def _checked_ids(self, row_ids: Sequence[int] | Array) -> Array:
         ids = np.asarray(row_ids)

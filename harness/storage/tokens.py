@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
 from bisect import bisect_right
@@ -164,6 +165,14 @@ class TokenStore:
         for start in sorted(positions.tolist()):
             for index, local, take, _ in self._parts(start, length):
                 reader.will_need(index, local, take)
+
+    def positional(self) -> TokenStore:
+        """The same tokens, with nothing mapped; the store itself where nothing of it is."""
+        if self._open_reader is not Mapped:
+            return self
+        store = copy.copy(self)
+        store._opened, store._open_reader = None, Positional
+        return store
 
     def locate(self, start: int, count: int) -> list[Piece]:
         """The parts of shards that hold the tokens `[start, start+count)`; `UserError` outside the stream."""

@@ -1,118 +1,174 @@
-"""Hints to slow storage: only when reads wait, only for what is read next, and never another batch."""
+"""Batches begun ahead on slow storage: only what is read next, each once, and never another batch."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.loaders import ContrastivePaddedDataset, PaddedDataset, SlidingWindowLoader, lookahead
-from harness.loaders.lookahead import SlowStorage
-from harness.storage import PairStore, RowStore, ShardedTokenDataset
+from harness.errors import UserError
+from harness.loaders import ContrastivePaddedDataset, PaddedDataset, SlidingWindowLoader
+from harness.loaders.slow_storage import SlowStorage, Way
+from harness.storage import PairStore, RowStore, ShardedTokenDataset, TokenStore, open_store
 from tests.helpers_sets import random_rows, write_rows, write_set
 from tests.loaders.loader_contract import batches, check_sampled_loader
 
-FAST, SLOW = 100e-6, 160e-3
+TOKENS = {"train": [list(range(70)), list(range(70, 200))]}
+
+
+WAYS = pytest.mark.parametrize("way", [Way.HINTS, Way.READERS], ids=lambda way: way.name.lower())
+
+
+def _always(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch is read in this way."""
+    monkeypatch.setattr(SlowStorage, "note_first", lambda storage, *_: storage._enter(way))
+    monkeypatch.setattr(SlowStorage, "note", lambda *_: None)
 
 
 class RecordingStore(ShardedTokenDataset):
-    """Notes which windows are asked for ahead."""
+    """Notes which windows are asked for ahead, and which are read by themselves, as readers do."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, "train")
         self.asked: list[int] = []
 
+    def positional(self) -> TokenStore:
+        return self
+
     def prefetch(self, starts: Any, length: int) -> None:
         self.asked += starts.tolist()
         super().prefetch(starts, length)
 
-
-def _store(directory: Path) -> RecordingStore:
-    return RecordingStore(write_set(directory, {"train": [list(range(70)), list(range(70, 200))]}))
-
-
-@pytest.fixture
-def every_read_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookahead, "_CALL_SECONDS", -1.0)
+    def read_into(self, start: int, out: Any) -> None:
+        self.asked.append(start)
+        super().read_into(start, out)
 
 
-def _hinted(storage: SlowStorage, seconds: float, reads: int) -> int:
-    return sum(storage.wants_hints(seconds, 1000) for _ in range(reads))
-
-
-def test_reads_from_memory_never_ask_for_hints_however_busy_the_machine() -> None:
-    storage = SlowStorage()
-    assert _hinted(storage, FAST, 1000) == 0
-    for _ in range(50):
-        assert _hinted(storage, SLOW, 2) + _hinted(storage, FAST, 1) == 0
-    assert not SlowStorage().wants_hints(3 * SLOW, 10**8)  # many tokens may take long
-
-
-def test_reads_that_wait_ask_for_hints_longer_each_time() -> None:
-    storage = SlowStorage()
-    for stretch in (64, 128, 256, 512, 1024, 2048, 4096, 4096):
-        assert _hinted(storage, SLOW, 3) == 1
-        assert _hinted(storage, FAST, stretch) == stretch - 1
-    assert _hinted(storage, FAST, 64) == 0  # it is fast by itself again
-    assert _hinted(storage, SLOW, 3) == 1
-    assert _hinted(storage, FAST, 1000) == 63
-
-
-@pytest.mark.usefixtures("every_read_is_slow")
+@WAYS
 @pytest.mark.parametrize("sampling", ["permutation", "ordered", "uniform"])
-def test_every_window_is_asked_for_once_before_it_is_read(tmp_path: Path, sampling: str) -> None:
-    store = _store(tmp_path)
+def test_every_window_is_begun_once_and_at_most_eight_batches_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, sampling: str
+) -> None:
+    _always(way, monkeypatch)
+    store = RecordingStore(write_set(tmp_path, TOKENS))
     loader = SlidingWindowLoader(store, 4, 5, stride=None, sampling=sampling, rank=1, world_size=2)
     read: list[int] = []
     for batch in batches(loader):
         read += batch.inputs[:, 0].tolist()
-        if len(read) > 6:  # the first three batches teach that the storage is slow
-            assert batch.inputs[:, 0].tolist() == store.asked[len(read) - 8 : len(read) - 6]
-        assert len(store.asked) <= len(read) - 6 + 2 * 8 or len(read) < 6
-    assert store.asked == read[6:]
-    loader.start_epoch(1)
-    loader.next_batch()
-    assert len(store.asked) > len(read) - 6
+        batches_read = len(read) // 2
+        # The first sample of all is a probe; then two more batches for each one that is handed out.
+        begun = 1 + 2 * min(1 + 2 * batches_read, batches_read + 8, loader.batches_per_epoch)
+        if way is Way.HINTS:
+            assert len(store.asked) == begun
+    loader.start_epoch(1)  # waits for nothing, and nothing is left
+    assert sorted(store.asked) == sorted([read[0], *read])
+    if way is Way.HINTS:
+        assert store.asked == [read[0], *read]
 
 
-@pytest.mark.usefixtures("every_read_is_slow")
-@pytest.mark.parametrize("sampling", ["permutation", "uniform"])
-def test_hints_change_no_batch_and_no_cursor(tmp_path: Path, sampling: str) -> None:
-    store = _store(tmp_path)
-    check_sampled_loader(partial(SlidingWindowLoader, store, 4, 5, sampling=sampling))
-    assert store.asked
+def _windows(tmp_path: Path, storage: dict[str, Any]) -> Callable[..., Any]:
+    store = open_store(write_set(tmp_path, TOKENS, storage=storage), "train")
+    return partial(SlidingWindowLoader, store, 4, 5)
 
 
-class RecordingRows(RowStore):
-    """Notes which rows are asked for ahead."""
-
-    def __init__(self, directory: Path, split: str) -> None:
-        super().__init__(directory, split)
-        self.asked: list[int] = []
-
-    def prefetch(self, row_ids: Any, width: int) -> None:
-        self.asked += row_ids.tolist()
-        super().prefetch(row_ids, width)
+def _rows(tmp_path: Path, storage: dict[str, Any]) -> Callable[..., Any]:
+    shards = [random_rows(9, 6, seed=1), random_rows(8, 6, seed=2)]
+    return partial(
+        PaddedDataset, RowStore(write_rows(tmp_path, {"train": shards}, storage=storage), "train"), 4, 3
+    )
 
 
-@pytest.mark.usefixtures("every_read_is_slow")
-@pytest.mark.parametrize("storage", [{"format": "npy"}, {"format": "hdf5", "compression": "gzip"}], ids=str)
-def test_rows_are_asked_for_before_they_are_read(tmp_path: Path, storage: dict[str, Any]) -> None:
-    shards = [random_rows(9, 6, seed=1), random_rows(7, 6, seed=2)]
-    store = RecordingRows(write_rows(tmp_path, {"train": shards}, storage=storage), "train")
-    make = partial(PaddedDataset, store, 2, 3)
-    assert len(list(batches(make()))) == 8
-    assert len(store.asked) == len(set(store.asked)) == 16 - 2 * 3
-    check_sampled_loader(make, ranks=(1, 2))
+def _pairs(tmp_path: Path, storage: dict[str, Any]) -> Callable[..., Any]:
+    sides = {"train.pos": [random_rows(17, 6, seed=1)], "train.neg": [random_rows(17, 3, seed=2)]}
+    write_rows(tmp_path, sides, storage=storage)
+    return partial(ContrastivePaddedDataset, PairStore(*(RowStore(tmp_path, name) for name in sides)), 4, 3)
 
 
-@pytest.mark.usefixtures("every_read_is_slow")
-def test_pairs_are_asked_for_on_both_sides(tmp_path: Path) -> None:
-    sides = {"train.pos": [random_rows(16, 6, seed=1)], "train.neg": [random_rows(16, 3, seed=2)]}
-    write_rows(tmp_path, sides)
-    pos, neg = (RecordingRows(tmp_path, name) for name in sides)
-    assert len(list(batches(ContrastivePaddedDataset(PairStore(pos, neg), 2, 3)))) == 8
-    assert len(set(pos.asked)) == 10
-    assert pos.asked == neg.asked
+KINDS = {"windows": _windows, "rows": _rows, "pairs": _pairs}
+STORAGES = [{"format": "npy"}, {"format": "hdf5", "compression": "gzip"}]
+
+
+@WAYS
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_looking_ahead_changes_no_batch_and_no_cursor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, kind: str, storage: dict[str, Any]
+) -> None:
+    make = KINDS[kind](tmp_path, storage)
+    direct = list(batches(make()))
+    _always(way, monkeypatch)
+    ahead = list(batches(make()))
+    assert [batch.cursor for batch in ahead] == [batch.cursor for batch in direct]
+    for ours, right in zip(ahead, direct, strict=True):
+        assert ours.inputs.equal(right.inputs)
+        assert ours.targets.equal(right.targets)
+    check_sampled_loader(make, ranks=(1, 2), parts=2 if kind == "pairs" else 1)
+
+
+@WAYS
+def test_what_was_begun_before_a_fork_is_read_anew_in_the_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """The parent's reads are nobody's in the child, and must not be waited for; the parent goes on."""
+    _always(way, monkeypatch)
+    loaders = [KINDS[kind](tmp_path / kind, {"format": "npy"})() for kind in KINDS]
+    for loader in loaders:
+        loader.next_batch()
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def child() -> None:
+        signal.alarm(20)
+        theirs.send(_rest(loaders))
+
+    process = context.Process(target=child)
+    process.start()
+    theirs.close()
+    in_child = ours.recv()
+    process.join(20)
+    assert process.exitcode == 0
+    assert in_child == _rest(loaders)
+    copies = [pickle.loads(pickle.dumps(loader)) for loader in loaders]
+    for copied in copies:
+        copied.reset()
+        copied.next_batch()
+    assert _rest(copies) == in_child
+
+
+def _rest(loaders: list[Any]) -> list[list[bytes]]:
+    return [[batch.inputs.numpy().tobytes() for batch in batches(loader)] for loader in loaders]
+
+
+@WAYS
+@pytest.mark.parametrize("kind", ["windows", "rows"])
+def test_a_file_cut_short_is_an_error_at_its_batch_although_the_set_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, kind: str
+) -> None:
+    """On slow storage nothing is touched through a mapping; batches before the bad one are handed out."""
+    _always(way, monkeypatch)
+    loader: Any
+    if kind == "windows":
+        loader = SlidingWindowLoader(open_store(write_set(tmp_path, TOKENS), "train"), 2, 5)
+    else:
+        shards = [random_rows(20, 6, seed=1), random_rows(20, 6, seed=2)]
+        loader = PaddedDataset(RowStore(write_rows(tmp_path, {"train": shards}), "train"), 2, 3)
+    whole = [batch.inputs for batch in batches(loader)]
+    loader.reset()
+    got = [loader.next_batch().inputs]
+    victim = tmp_path / "train_00001.npy"
+    os.truncate(victim, 150)
+    with pytest.raises(UserError, match=rf"{victim} is \d+ bytes long, but its tokens reach to byte \d+"):
+        got.extend(batch.inputs for batch in batches(loader))
+    assert len(got) < len(whole) - 1
+    assert all(ours.equal(right) for ours, right in zip(got, whole, strict=False))
+    position = loader.position
+    with pytest.raises(UserError, match="was cut short"):
+        loader.next_batch()
+    assert loader.position == position == 2 * len(got)

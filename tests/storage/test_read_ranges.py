@@ -164,7 +164,7 @@ def test_copies_run_eight_at_once_in_one_pool() -> None:
     """Eight jobs that wait for one another end only if all eight run at once; a second pool never is."""
     barrier = threading.Barrier(WORKERS)
     for _ in range(2):
-        names = []
+        names: list[str] = []
 
         def job(names: list[str] = names) -> None:
             barrier.wait(timeout=30)

@@ -118,15 +118,22 @@ def test_rows_are_owned_and_writable_and_the_files_stay_as_they_are(
         rows[0], mask[0] = 9, ~mask[0]
 
 
-def test_hints_change_nothing(tmp_path: Path, storage: dict[str, Any]) -> None:
+def test_rows_begun_now_and_asked_for_later_are_those_of_the_arrays(
+    tmp_path: Path, storage: dict[str, Any]
+) -> None:
     for mmap in (True, False):
         store = _store(tmp_path / str(mmap), storage, mmap=mmap)
-        for _ in range(2):
-            store.prefetch([11, 0, 11], 4)
-            assert np.array_equal(store.read_rows([0, 11])[0], ROWS[[0, 11]])
-        store.prefetch([], 4)
+        for readers in (False, True):
+            ids = [11, 0, 11, 4]
+            begun = [store.begin_rows(part, 4, readers=readers) for part in (ids, [7], ids)]
+            begun[1].drop()
+            for reading in (begun[2], begun[0]):
+                rows, mask = reading.result()
+                assert np.array_equal(rows, ROWS[ids][:, :4])
+                assert np.array_equal(mask, MASK[ids][:, :4])
+                assert (rows.dtype, mask.dtype) == (np.int64, np.bool_)
         with pytest.raises(UserError, match="row 12 was asked for"):
-            store.prefetch([12], 4)
+            store.begin_rows([12], 4, readers=True)
 
 
 def test_uint32_ids_are_read_back(tmp_path: Path, storage: dict[str, Any]) -> None:
