@@ -6,6 +6,7 @@ and backward pass is made at the run's own shape, on its own first batch, to say
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from harness import admission, auto_resume, completion, start
+from harness import admission, auto_resume, completion, rendezvous, start
 from harness.auto_resume import Found
 from harness.build import Learner, build_learner
 from harness.checkpoint import Checkpoint
@@ -24,6 +25,7 @@ from harness.dry_step import DryStep
 from harness.errors import RunFailed, UserError
 from harness.identity import progress_of
 from harness.loaders import Loader
+from harness.meeting import Meeting
 from harness.plan_text import (
     budget_lines,
     data_lines,
@@ -34,6 +36,7 @@ from harness.plan_text import (
     printed,
     size,
 )
+from harness.ranks import Ranks
 from harness.start import Plan, Start
 from harness.step_cost import Shape, evaluation_seconds, mend, random_batch, shape_of, try_step
 from harness.storage import Store
@@ -46,23 +49,38 @@ def check_run(config: TrainConfig, path: Path) -> None:
     """Print what a start of `config` in the directory `path` would do; nothing is written.
 
     Raises what a start would raise; a directory that is occupied is refused after the plan. `RunFailed`
-    where a step does not fit into memory.
+    where a step does not fit into memory. Of several ranks each checks what it would, and rank 0 prints.
     """
-    path = Path(os.path.abspath(path))
+    with rendezvous.meeting() as meeting:
+        _check_run(config, Path(os.path.abspath(path)), meeting)
+        meeting.gather("checked")  # whatever rank 0 still finds is the end of all
+
+
+def _check_run(config: TrainConfig, path: Path, meeting: Meeting) -> None:
+    ranks = meeting.ranks
     found = auto_resume.find(config, path)
-    occupied = _refusal(config, path, found)
-    begin = start.settle(config, path, found)
+    occupied = _refusal(config, path, found) if ranks.leads else None
+    begin = start.settle(config, path, found, ranks)
+    start.check_alike(found, meeting)
+    if not ranks.leads:
+        if begin is not None and not meeting.agree("missing", None):
+            with start.opened(config, path, begin, _nothing, writes=False, meeting=meeting):
+                pass
+        return
     if begin is None:
         assert found.saved is not None
         printed("run", [completion.in_words(config, path, found.saved), "a start would do nothing"])
         return
     if occupied is not None:
         printed("refused", ["a start in that directory: see the end"])
-    if missing := unprepared(config):
-        _check_unprepared(config, path, begin, missing)
+    missing = unprepared(config)
+    if meeting.agree("missing", bool(missing)):
+        _check_unprepared(config, path, begin, missing, ranks)
     else:
-        with start.opened(config, path, begin, lambda line: printed("", [line]), writes=False) as plan:
-            _check_plan(plan)
+        with start.opened(
+            config, path, begin, lambda line: printed("", [line]), writes=False, meeting=meeting
+        ) as plan:
+            _check_plan(plan, ranks)
     if occupied is not None:
         raise occupied
 
@@ -79,25 +97,38 @@ def _refusal(config: TrainConfig, path: Path, found: Found) -> UserError | None:
     return None
 
 
-def _check_plan(plan: Plan) -> None:
+def _check_plan(plan: Plan, ranks: Ranks) -> None:
     config, data, progress = plan.config, plan.data, progress_of(plan.saved)
     where = f", epoch {progress.epoch}, position {plan.loader.position:,}"
     printed("run", [*_run_lines(plan.path, plan.saved, plan.initial, where), *plan.changes])
     printed("data", data_lines(data))
     printed("loader", loader_lines(config, data.train))
-    shape = shape_of(config, data.train.vocab_size, plan.device)
-    _print_shape(config, shape, plan.device, plan.loader, progress)
+    share = _share(config, ranks)
+    shape = shape_of(share, data.train.vocab_size, plan.device)
+    _print_shape(config, share, shape, plan.device, plan.loader, progress)
     known = len(plan.changes)
-    dry = try_step(
-        config, shape, plan.device, lambda: start.learner_of(plan), lambda: start.first_batch(plan)
-    )
+    dry = try_step(share, shape, plan.device, lambda: start.learner_of(plan), lambda: start.first_batch(plan))
     printed("", plan.changes[known:])
     what = "" if plan.saved is plan.initial is None else "with its weights, "
     _print_dry(config, plan.device, shape, dry, what)
     printed("time", [_time_line(config, progress, dry, data.validation)])
 
 
-def _check_unprepared(config: TrainConfig, path: Path, begin: Start, missing: list[TrainConfig]) -> None:
+def _share(config: TrainConfig, ranks: Ranks) -> TrainConfig:
+    """What one of the ranks takes of a step, which is said."""
+    if not ranks.several:
+        return config
+    rows = config.loader.batch_size // ranks.size
+    printed(
+        "ranks",
+        [f"{ranks.size}, each with {rows:,} of a step's {config.loader.batch_size:,}; below: of one of them"],
+    )
+    return dataclasses.replace(config, loader=dataclasses.replace(config.loader, batch_size=rows))
+
+
+def _check_unprepared(
+    config: TrainConfig, path: Path, begin: Start, missing: list[TrainConfig], ranks: Ranks
+) -> None:
     """What can be said before the set is there: a start would prepare it by itself."""
     from harness.prepare import expected_vocab_size
 
@@ -112,13 +143,14 @@ def _check_unprepared(config: TrainConfig, path: Path, begin: Start, missing: li
         ]
         printed("data", lines)
     vocab_size = expected_vocab_size(config.tokenizer) if saved is None else saved.trainer["vocab_size"]
-    shape, progress = shape_of(config, vocab_size, device), progress_of(saved)
-    _print_shape(config, shape, device, None, progress)
+    share = _share(config, ranks)
+    shape, progress = shape_of(share, vocab_size, device), progress_of(saved)
+    _print_shape(config, share, shape, device, None, progress)
 
     def learner() -> Learner:
         return build_learner(config, vocab_size, device, None, begin.initial)
 
-    dry = try_step(config, shape, device, learner, lambda: random_batch(config, vocab_size))
+    dry = try_step(share, shape, device, learner, lambda: random_batch(share, vocab_size))
     _print_dry(config, device, shape, dry, "on random tokens, ")
     printed("time", [_time_line(config, progress, dry, None)])
 
@@ -140,14 +172,20 @@ def _run_lines(
 
 
 def _print_shape(
-    config: TrainConfig, shape: Shape, device: torch.device, loader: Loader | None, progress: Progress
+    config: TrainConfig,
+    share: TrainConfig,
+    shape: Shape,
+    device: torch.device,
+    loader: Loader | None,
+    progress: Progress,
 ) -> None:
+    """`share`: what one rank takes of a step of `config`."""
     memory, room = shape.memory, shape.room
     printed("budget", budget_lines(config, loader, progress, memory.weights + memory.optimizer))
     printed("model", [model_line(config, shape.model)])
     lines = memory_lines(memory, room, str(device))
     if room is not None and memory.total > room:
-        lines.append(f"WARNING: that is more than there is. {mend(config, shape)}")
+        lines.append(f"WARNING: that is more than there is. {mend(share, shape)}")
     printed("memory", lines)
 
 
@@ -185,3 +223,7 @@ def _time_line(config: TrainConfig, progress: Progress, dry: DryStep, validation
         f"estimate: {lasting(training + evaluating)} = {lasting(training)} for {steps:,} steps + "
         f"{lasting(evaluating)} for evaluations; without start, saves and text samples"
     )
+
+
+def _nothing(line: str) -> None:
+    """The report of a rank that says nothing."""
