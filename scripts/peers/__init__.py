@@ -7,10 +7,12 @@ A module has readers, classes derived from `Reader`, and where its files are its
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 BATCH_SIZE, SEQ_LEN = 32, 1024
@@ -50,9 +52,29 @@ class Reader:
         """End what runs beside it."""
 
 
+class Pieces:
+    """Where the batches of an epoch lie if none crosses the border of two pieces of the tokens."""
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        batches = ((length - 1) // BATCH_TOKENS for length in lengths)
+        self._firsts = [0, *itertools.accumulate(batches)]
+
+    def __getitem__(self, batch: int) -> tuple[int, int]:
+        """The piece, and the batch's first token in it; one epoch follows another."""
+        batch %= self._firsts[-1]
+        piece = bisect_right(self._firsts, batch) - 1
+        return piece, (batch - self._firsts[piece]) * BATCH_TOKENS
+
+
 def endless(batches: Iterable[Item]) -> Iterator[Item]:
     """Epoch after epoch of what can be iterated anew."""
     return itertools.chain.from_iterable(itertools.repeat(batches))
+
+
+def in_a_row(tokens: np.ndarray) -> Pair:
+    """Inputs and targets as views of a batch's tokens and the one behind them, cast to int64 at once."""
+    cast = torch.from_numpy(tokens.astype(np.int64))
+    return cast[:-1].view(BATCH_SIZE, SEQ_LEN), cast[1:].view(BATCH_SIZE, SEQ_LEN)
 
 
 def shifted(windows: torch.Tensor) -> Pair:

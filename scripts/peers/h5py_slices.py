@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import torch
 
-from peers import BATCH_SIZE, BATCH_TOKENS, SEED, SEQ_LEN, Pair, Reader, shifted
+from peers import BATCH_SIZE, BATCH_TOKENS, SEED, SEQ_LEN, Pair, Pieces, Reader, in_a_row, shifted
 
 
 class Slices(Reader):
@@ -25,17 +25,16 @@ class Slices(Reader):
         self.sets = [file["tokens"] for file in self.files]
         self.shuffle = shuffle
         self.rng = np.random.default_rng(SEED)
-        self.places = [(s, at) for s in self.sets for at in range(0, len(s) - BATCH_TOKENS, BATCH_TOKENS)]
+        self.places = Pieces(map(len, self.sets))
         self.batch = 0
 
     def next_batch(self) -> Pair:
         if self.shuffle:
             windows = np.stack([self._window() for _ in range(BATCH_SIZE)])
             return shifted(torch.from_numpy(windows.astype(np.int64)))
-        tokens, at = self.places[self.batch]
-        self.batch = (self.batch + 1) % len(self.places)
-        batch = torch.from_numpy(tokens[at : at + BATCH_TOKENS + 1].astype(np.int64))
-        return batch[:-1].view(BATCH_SIZE, SEQ_LEN), batch[1:].view(BATCH_SIZE, SEQ_LEN)
+        shard, at = self.places[self.batch]
+        self.batch += 1
+        return in_a_row(self.sets[shard][at : at + BATCH_TOKENS + 1])
 
     def _window(self) -> np.ndarray:
         tokens = self.sets[self.rng.integers(len(self.sets))]

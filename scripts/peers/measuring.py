@@ -132,7 +132,7 @@ def _read(task: Task) -> dict[str, Any]:
     saved = [_early_state(reader, early)]
     floors, speeds = [], []
     for _ in range(WINDOWS):
-        floors.append(rate(floor_batch, task.seconds / 4))
+        floors.append(rate(floor_batch, task.seconds / 2))
         speeds.append(rate(reader.next_batch, task.seconds))
     reader.close()
     if saved[0] is None:

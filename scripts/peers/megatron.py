@@ -9,13 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from torch.utils.data import DataLoader
 
-from peers import BATCH_SIZE, BATCH_TOKENS, SEED, SEQ_LEN, Pair, Reader
+from peers import BATCH_SIZE, BATCH_TOKENS, SEED, SEQ_LEN, Pair, Pieces, Reader, in_a_row
 
 _DOCUMENT = 1 << 20  # tokens: few long documents, so that nearly every sample is one slice
 
@@ -36,18 +35,13 @@ class Indexed(Reader):
     def __init__(self, folder: Path, *, shuffle: bool) -> None:
         assert not shuffle
         self.dataset = IndexedDataset(str(folder / "train"))
-        self.places = [
-            (document, at)
-            for document, length in enumerate(self.dataset.sequence_lengths.tolist())
-            for at in range(0, length - BATCH_TOKENS, BATCH_TOKENS)
-        ]
+        self.places = Pieces(self.dataset.sequence_lengths.tolist())
         self.batch = 0
 
     def next_batch(self) -> Pair:
         document, at = self.places[self.batch]
-        self.batch = (self.batch + 1) % len(self.places)
-        tokens = torch.from_numpy(self.dataset.get(document, at, BATCH_TOKENS + 1).astype(np.int64))
-        return tokens[:-1].view(BATCH_SIZE, SEQ_LEN), tokens[1:].view(BATCH_SIZE, SEQ_LEN)
+        self.batch += 1
+        return in_a_row(self.dataset.get(document, at, BATCH_TOKENS + 1))
 
     def state(self) -> bytes:
         return str(self.batch).encode()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from peers import BATCH_SIZE, BATCH_TOKENS, SEED, SEQ_LEN, TOKENS_FILE, Pair, Reader, endless
+from peers import BATCH_SIZE, BATCH_TOKENS, SEED, SEQ_LEN, TOKENS_FILE, Pair, Reader, endless, in_a_row
 
 
 class Memmap(Reader):
@@ -22,8 +22,7 @@ class Memmap(Reader):
     def next_batch(self) -> Pair:
         at = self.batch * BATCH_TOKENS
         self.batch = (self.batch + 1) % ((len(self.tokens) - 1) // BATCH_TOKENS)
-        tokens = torch.from_numpy(self.tokens[at : at + BATCH_TOKENS + 1].astype(np.int64))
-        return tokens[:-1].view(BATCH_SIZE, SEQ_LEN), tokens[1:].view(BATCH_SIZE, SEQ_LEN)
+        return in_a_row(self.tokens[at : at + BATCH_TOKENS + 1])
 
     def state(self) -> bytes:
         return str(self.batch).encode()
