@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import datetime
 import logging
+import shutil
 import statistics
 import sys
 import tempfile
@@ -104,8 +105,8 @@ def ladder(bench: Bench, model: str) -> list[dict[str, Any]]:
     flops, peak = flops_a_token(config, options.seq_len), peak_flops(bench.device)
     small = options.batch_size or BATCHES.get(model, 8)
     rows: list[dict[str, Any]] = []
-    for rung in rungs(max(1, small // 4), small):
-        if bench.device.type not in rung.on or (rung.compiled and not options.compile):
+    for rung in rungs(max(1, small // 4), small, compiled=options.compile):
+        if bench.device.type not in rung.on:
             continue
         timing = climb(rung, config, options.seq_len, bench.device, options.steps)
         rate = timing.tokens_per_s
@@ -195,6 +196,10 @@ def compare(bench: Bench, model: str) -> dict[str, Any]:
         for name, block in sides.items():  # compiles, and warms up
             bench.say(f"  {name} is ready after a block of {block():.1f} s")
         seconds = in_turns(sides, options.blocks)
+    if options.trace:
+        shutil.copytree(
+            bench.folder / f"run-{model}" / "profile", options.write / f"trace-{model}", dirs_exist_ok=True
+        )
     return figures(bench, config, model, seconds)
 
 
@@ -287,14 +292,21 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT to compare with")
     parser.add_argument("--words", nargs="*", default=[], help="more words for the harness's configuration")
     parser.add_argument("--write", type=Path, help="write train.md and train.json into this folder")
+    parser.add_argument(
+        "--trace", action="store_true", help="with --write: also a trace of three steps of each model"
+    )
     options = parser.parse_args()
+    if options.trace and (options.write is None or options.steps < 10):
+        parser.error(
+            f"--trace needs --write, and --steps={options.steps} of at least 10: it takes steps 8 to 10"
+        )
     try:
         device = select_device(options.device)
     except UserError as error:
         parser.error(str(error))
     if options.compile is None:
         options.compile = device.type == "cuda"
-    options.words.append(f"compile={str(options.compile).lower()}")
+    options.words += [f"compile={str(options.compile).lower()}", f"profile={str(options.trace).lower()}"]
     logging.getLogger("harness").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="bench-train-") as temporary:
         bench = Bench(options, device, Path(temporary))

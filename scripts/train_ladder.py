@@ -49,18 +49,20 @@ class Rung:
     on: tuple[str, ...] = ("cpu", "cuda")
 
 
-def rungs(batch_size: int, larger: int) -> list[Rung]:
+def rungs(batch_size: int, larger: int, *, compiled: bool) -> list[Rung]:
     """The ladder, from plain float32 to what the harness does by default on a GPU."""
     ladder = [Rung("eager, float32", batch_size)]
-    for name, change in (
-        ("TF32", {"tf32": True, "on": ("cuda",)}),
-        ("bf16 autocast", {"bf16": True}),
-        ("fused attention (SDPA)", {"sdpa": True}),
-        ("torch.compile of model and loss", {"compiled": True}),
-        ("vocabulary padded to a multiple of 128", {"padded": True}),
-        (f"{larger} sequences in place of {batch_size}", {"batch_size": larger}),
-    ):
-        ladder.append(dataclasses.replace(ladder[-1], **{"on": ("cpu", "cuda"), **change}, name=name))  # type: ignore[arg-type]
+
+    def add(name: str, **change: Any) -> None:
+        ladder.append(dataclasses.replace(ladder[-1], name=name, **{"on": ("cpu", "cuda"), **change}))
+
+    add("TF32", tf32=True, on=("cuda",))
+    add("bf16 autocast", bf16=True)
+    add("fused attention (SDPA)", sdpa=True)
+    if compiled:
+        add("torch.compile of model and loss", compiled=True)
+    add("vocabulary padded to a multiple of 128", padded=True)
+    add(f"{larger} sequences in place of {batch_size}", batch_size=larger)
     return ladder
 
 

@@ -43,6 +43,25 @@ def test_the_loop_benchmark_trains_both_sides_and_reports_every_pair(tmp_path: P
 
 
 @pytest.mark.heavy
+def test_the_training_benchmark_climbs_its_ladder_and_compares_the_loops(tmp_path: Path) -> None:
+    words = ["--models", "nano", "--seq-len=16", "--batch-size=4", "--steps=10", "--blocks=2", "--device=cpu"]
+    printed = bench("bench_train.py", *words, "--trace", f"--write={tmp_path}")
+    result = read(tmp_path / "train.json")
+    # TF32 and compiling are for GPUs.
+    assert [row["rung"] for row in result["ladder"]] == [
+        "eager, float32", "bf16 autocast", "fused attention (SDPA)", "vocabulary padded to a multiple of 128",
+        "4 sequences in place of 1",
+    ]  # fmt: skip
+    assert all(row["tokens_per_s"] > 0 and row["mfu"] is None for row in result["ladder"])
+    (comparison,) = result["comparisons"]
+    assert set(comparison["tokens_per_s"]) == {"harness", "bare"}
+    assert all(len(seconds) == 2 for seconds in comparison["seconds"].values())
+    assert f"{comparison['own_share']:+.2%}" in printed
+    assert (tmp_path / "train.md").read_text().splitlines()[-1] in printed
+    assert [file.name for file in (tmp_path / "trace-nano").iterdir()] == ["steps-00000008-00000010.json.gz"]
+
+
+@pytest.mark.heavy
 def test_the_hdf5_benchmark_measures_every_chunk_and_filter(tmp_path: Path) -> None:
     words = ["--tokens=70000", "--seconds=0.001", f"--folder={tmp_path}", f"--json={tmp_path / 'hdf5.json'}"]
     printed = bench("bench_hdf5.py", *words)
