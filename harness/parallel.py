@@ -68,7 +68,7 @@ def check_shares(config: TrainConfig, ranks: Ranks) -> None:
     batch, micro = config.loader.batch_size, config.trainer.micro_batch_size
     check_sizes(batch, config.loader.seq_len, ranks.rank, ranks.size)
     share = batch // ranks.size
-    if micro is not None and share % micro:
+    if ranks.several and micro is not None and share % micro:
         raise UserError(
             f"loader.batch_size={batch} over {ranks.size} processes leaves {share} sequences to each, "
             f"which is no multiple of trainer.micro_batch_size={micro}: a step is whole micro-batches. Use "
