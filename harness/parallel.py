@@ -49,7 +49,7 @@ def settle_buckets(
 ) -> None:
     """Take one micro-batch of nothing forward and backward; no weight changes and no random number is drawn.
 
-    DDP lays its buckets out anew after its first backward pass, and with more than two ranks the order in
+    DDP lays its buckets out anew between its first backward pass and its second, and with more than two ranks the order in
     which they are summed follows the layout: a run that goes on would begin with another one than it had.
     The caller drops the gradients.
     """
@@ -58,9 +58,7 @@ def settle_buckets(
     rows = micro_batch_size(config, ranks) * (2 if layout(config.loader) == "contrastive" else 1)
     inputs = torch.zeros((rows, config.loader.seq_len), dtype=torch.int64)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        backward(
-            objective, inputs, inputs, rows, rows, device, autocast
-        )  # the next pass finds the new layout
+        backward(objective, inputs, inputs, rows, rows, device, autocast)
 
 
 def check_shares(config: TrainConfig, ranks: Ranks) -> None:
