@@ -18,6 +18,7 @@ _CONSOLE = {
     "sample": "harness-sample",
     "evaluate": "harness-evaluate",
     "inspect_batch": "harness-inspect",
+    "find_batch": "harness-find-batch",
     "audit_data": "harness-audit",
     "sweep": "harness-sweep",
     "report": "harness-report",

@@ -55,6 +55,11 @@ def inspect() -> None:
     _until_ctrl_c("harness.inspect_cli")
 
 
+def find_batch() -> None:
+    """`find_batch.py`, `harness-find-batch`."""
+    _until_ctrl_c("harness.find_batch")
+
+
 def audit() -> None:
     """`audit_data.py`, `harness-audit`."""
     _until_ctrl_c("harness.audit_cli")

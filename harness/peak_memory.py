@@ -32,7 +32,7 @@ class PeakMemory:
             return
         try:
             (_PROC / "clear_refs").write_text("5")
-            self._resets = _status("VmHWM") is not None
+            self._resets = process_bytes("VmHWM") is not None
         except OSError:
             self._resets = False
         if not self._resets:
@@ -45,7 +45,7 @@ class PeakMemory:
     def sample(self) -> None:
         """Look at what is in use now, where nothing else keeps the peak."""
         if self._device.type != "cuda" and not self._resets:
-            self._sampled = max(self._sampled, _status("VmRSS") or _peak_of_process())
+            self._sampled = max(self._sampled, process_bytes("VmRSS") or _peak_of_process())
 
     def megabytes(self) -> float:
         """The peak so far, in 10^6 bytes."""
@@ -53,11 +53,11 @@ class PeakMemory:
             peak = torch.cuda.max_memory_allocated(self._device)
         else:
             self.sample()
-            peak = self._sampled if not self._resets else _status("VmHWM") or 0
+            peak = self._sampled if not self._resets else process_bytes("VmHWM") or 0
         return round(peak / _MEGABYTE, 3)
 
 
-def _status(name: str) -> int | None:
+def process_bytes(name: str) -> int | None:
     """A size in this process's status, bytes; None where the system has none."""
     with contextlib.suppress(OSError, ValueError):
         for line in (_PROC / "status").read_text().splitlines():
