@@ -23,13 +23,14 @@ from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
 from harness.objectives import Distributed, LanguageModelling, Loss, Objective, make_preference
 from harness.optim import make_optimizer, state_numbers
-from harness.parallel import distribute, settle_buckets
+from harness.parallel import distribute, is_sharded, settle_buckets, shard
 from harness.peak_memory import PeakMemory
 from harness.ranks import ALONE, Ranks, current
 from harness.restore import restore
 from harness.run_dir import Status
 from harness.sample import make_sampler
 from harness.saving import Saver
+from harness.sharded_saving import ShardedSaver
 from harness.step_log import StepLog
 from harness.storage import PairStore
 from harness.time_limit import TimeLimit
@@ -47,7 +48,8 @@ log = logging.getLogger("harness")
 class Learner:
     """What a checkpoint's tensors hold. `rng` is None at a fresh start: the seed is set already.
 
-    `reference`: the frozen starting weights of a run that is trained on preferences.
+    `reference`: the frozen starting weights of a run that is trained on preferences. Of a sharded model they
+    are whole, and in the host's memory, until `assemble`.
     """
 
     model: GPT
@@ -66,18 +68,25 @@ def build_learner(
     """Model and optimizer on the device: fresh from the seed, or exactly as `saved` left them.
 
     A fresh model gets the weights of `initial`; the random numbers after it are those of any fresh start.
+    Sharded, this is a collective: each rank makes the whole model in its host's memory and keeps its part.
     """
     set_numerics(config, device)
     rng.seed(config.seed)
-    model = GPT(config.model, vocab_size=vocab_size, seq_len=config.loader.seq_len).to(device)
+    model = GPT(config.model, vocab_size=vocab_size, seq_len=config.loader.seq_len)
+    sharded = is_sharded(config, current())
+    if not sharded:
+        model.to(device)
+    if saved is None and initial is not None:
+        weights.load_initial(model, initial)
+    frozen = None
+    if reference.is_needed(config):
+        frozen = reference.frozen(model) if saved is None else reference.load(model, saved)
+    if sharded:
+        shard(model, config, device)
     optimizer = make_optimizer(model, config.optimizer, device)
-    needs_reference = reference.is_needed(config)
     if saved is None:
-        if initial is not None:
-            weights.load_initial(model, initial)
         rng.part(config.seed, current())
-        return Learner(model, optimizer, None, reference.frozen(model) if needs_reference else None)
-    frozen = reference.load(model, saved) if needs_reference else None
+        return Learner(model, optimizer, None, frozen)
     restore(saved, model, optimizer)
     return Learner(model, optimizer, saved.rng_state(), frozen)
 
@@ -87,6 +96,10 @@ def objectives_of(
 ) -> tuple[Objective, LanguageModelling]:
     """What is trained on, and the loss on a stream or on rows of this process's model alone."""
     model, compiled = learner.model, should_compile(config.compile, device)
+    if is_sharded(config, ranks):
+        compiled = False  # its blocks are
+        if learner.reference is not None:
+            shard(learner.reference, config, device)
 
     def shared(loss: Loss) -> Distributed:
         return distribute(model, loss, ranks)
@@ -128,7 +141,7 @@ def assemble(
     settle_buckets(objective, config, device, autocast, ranks)
     learner.optimizer.zero_grad(set_to_none=True)
     progress, leads = progress_of(saved), ranks.leads
-    saver = Saver(path, config.checkpoint, status.note) if leads else followers.NoSaver(config.checkpoint)
+    saver, sampler = _saver(config, path, status, ranks), make_sampler(model, manifest, seed=config.seed)
     peak = _peak_flops(device)
     return Run(
         config=config,
@@ -169,7 +182,7 @@ def assemble(
         ranks=ranks,
         agreement=Agreement(ranks),
         status=status,
-        sample=make_sampler(model, manifest, seed=config.seed) if leads else None,
+        sample=None if ranks.any(sampler is None) else sampler,
     )  # fmt: skip
 
 
@@ -191,6 +204,14 @@ def _profiler(config: TrainConfig, path: Path, device: torch.device, ranks: Rank
     from harness.profiling import StepProfiler
 
     return StepProfiler(path, device)
+
+
+def _saver(config: TrainConfig, path: Path, status: Status, ranks: Ranks) -> Saver:
+    if is_sharded(config, ranks):
+        return ShardedSaver(path, config.checkpoint, ranks, status.note)
+    if ranks.leads:
+        return Saver(path, config.checkpoint, status.note)
+    return followers.NoSaver(config.checkpoint)
 
 
 def _checkpoint_bytes(config: TrainConfig, model: GPT) -> int:

@@ -8,14 +8,21 @@ what is computed as it does under DDP, so that both train alike.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
@@ -45,6 +52,27 @@ def shard(model: GPT, device: torch.device, *, bf16: bool, compiled: bool) -> No
         register_fsdp_forward_method(model, name)
     # It warns of the logits, a view, that nobody may change them in place: nobody does.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
+
+
+@contextlib.contextmanager
+def accumulating(model: nn.Module) -> Iterator[None]:
+    """While this lasts, backward passes add to this rank's own, whole gradients, and no rank waits."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def clip_gradients(model: nn.Module, limit: float) -> Tensor:
+    """Scale the gradients of all ranks together down to a norm of `limit`; the norm before, on each rank."""
+    parameters = list(model.parameters())
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return norm
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from harness import restore
 from harness.config import TrainConfig, layout
+from harness.device import should_compile, uses_bf16
 from harness.errors import UserError
 from harness.loaders.batch import check_sizes
 from harness.objectives import Contexts, Distributed, Loss, Objective, backward, target_counts
@@ -20,6 +22,7 @@ from harness.ranks import Ranks
 
 if TYPE_CHECKING:
     from harness.loaders import Batch
+    from harness.model import GPT
 
 
 class _Forward(nn.Module):
@@ -36,10 +39,15 @@ class _Forward(nn.Module):
 def distribute(model: nn.Module, loss: Loss, ranks: Ranks) -> Distributed:
     """`loss`, a function of `model`'s weights and perhaps compiled, for all ranks; alone as it is.
 
-    A collective: every rank gets rank 0's weights. `model` itself stays what is saved and sampled from.
+    A collective: every rank gets rank 0's weights. `model` itself stays what is saved and sampled from. Of a
+    sharded model the gradients are shared by what shards it.
     """
     if not ranks.several:
         return Distributed(loss)
+    if restore.is_sharded(model):
+        from harness import fsdp
+
+        return Distributed(loss, lambda: fsdp.accumulating(model))
     wrapped = nn.parallel.DistributedDataParallel(_Forward(model, loss), gradient_as_bucket_view=True)
     return Distributed(wrapped, wrapped.no_sync)
 
@@ -53,12 +61,37 @@ def settle_buckets(
     which they are summed follows the layout: a run that goes on would begin with another one than it had.
     The caller drops the gradients.
     """
-    if not ranks.several:
+    if not ranks.several or is_sharded(config, ranks):
         return
     rows = micro_batch_size(config, ranks) * (2 if layout(config.loader) == "contrastive" else 1)
     inputs = torch.zeros((rows, config.loader.seq_len), dtype=torch.int64)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         backward(objective, inputs, inputs, rows, rows, device, autocast)
+
+
+def is_sharded(config: TrainConfig, ranks: Ranks) -> bool:
+    """Whether each rank holds a part of the model, not all of it."""
+    return ranks.several and config.parallel == "fsdp"
+
+
+def shard(model: GPT, config: TrainConfig, device: torch.device) -> None:
+    """Leave each rank its part of a model that all of them hold, on `device`, in place. A collective."""
+    from harness import fsdp
+
+    compiled = should_compile(config.compile, device)
+    fsdp.shard(model, device, bf16=uses_bf16(config.precision, device), compiled=compiled)
+
+
+def clip_gradients(model: nn.Module, limit: float) -> Tensor:
+    """Scale the gradients down to a norm of `limit`; the norm before, a scalar on their device.
+
+    Of a sharded model it is that of all ranks' parts, which this waits for together.
+    """
+    if not restore.is_sharded(model):
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    from harness import fsdp
+
+    return fsdp.clip_gradients(model, limit)
 
 
 def check_shares(config: TrainConfig, ranks: Ranks) -> None:

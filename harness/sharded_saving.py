@@ -16,7 +16,7 @@ from harness import checkpoint_writer, shard_writer
 from harness.checkpoint import step_dir
 from harness.checkpoint_writer import Cancelled
 from harness.config import CheckpointConfig
-from harness.saving import Saver
+from harness.saving import GRACE_S, Saver
 
 if TYPE_CHECKING:
     from harness.ranks import Ranks
@@ -25,7 +25,7 @@ _TURN_S = 0.2  # from one look at the other ranks to the next, while all wait
 
 
 class ShardedSaver(Saver):
-    """A `Saver` of which every rank has one: `save`, `wait` and `finish` are called by all together.
+    """A `Saver` of which every rank has one: `save` and `finish` are called by all together.
 
     `parts` has what `sharded_checkpoint.Share` has, `tensors` and `index`, in place of `model` and
     `optimizer`. A save that fails on one rank has failed.
@@ -41,7 +41,7 @@ class ShardedSaver(Saver):
         self._abandoned = False
 
     def save(self, parts: dict[str, Any], before: Callable[[], object] = lambda: None) -> None:
-        self.wait()
+        self._agree()
         self._raise_if_hopeless()
         step = parts["trainer"]["step"]
         if self._ranks.broadcast(self._is_saved(step)):
@@ -52,9 +52,17 @@ class ShardedSaver(Saver):
         if self._error is None:
             self._begin(parts, before)
         if self._error is not None or not self._config.background:
-            self.wait()
+            self._agree()
+
+    def finish(self) -> None:
+        self._agree()
+        super().finish()
 
     def wait(self) -> None:
+        """Return when this rank's save is done; not much later where others, that are gone, hold it up."""
+        self._idle.wait(GRACE_S)
+
+    def _agree(self) -> None:
         """Return when no save is under way on any rank, and all know how the last one ended."""
         seen: list[int] = []
         while self._step is not None:

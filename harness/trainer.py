@@ -26,7 +26,15 @@ from harness.errors import RunFailed
 from harness.evaluation import evaluate
 from harness.objectives import Objective, backward
 from harness.optim import lr_at
-from harness.parallel import counts_alike, micro_batch_size, own_rows, summed, whole
+from harness.parallel import (
+    clip_gradients,
+    counts_alike,
+    is_sharded,
+    micro_batch_size,
+    own_rows,
+    summed,
+    whole,
+)
 from harness.ranks import ALONE, Ranks
 from harness.step_log import StepLog
 
@@ -118,6 +126,11 @@ class Run:
     unevaluated: bool = False
     profiler: StepProfiler | None = None
     ranks: Ranks = ALONE
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a part of the model."""
+        return is_sharded(self.config, self.ranks)
 
     @property
     def budget(self) -> int:
@@ -224,7 +237,7 @@ def train_step(run: Run, batch: Batch, lr: float, micro: int) -> tuple[dict[str,
         run.objective, inputs, targets, weight, micro, run.device, run.autocast, ranks=ranks.size
     )
     limit = run.config.trainer.grad_clip or float("inf")
-    grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
+    grad_norm = clip_gradients(run.model, limit)
     totals, grad_norm = summed(totals, grad_norm, ranks)
     if empty < rows:
         run.guard.step(totals["loss"], grad_norm)
@@ -258,8 +271,12 @@ def data_chain(run: Run) -> dict[str, str]:
 def saved_on_failure(run: Run) -> Iterator[None]:
     """What only looks at the model must not cost its steps: they are saved before the error goes on.
 
-    The other ranks may be gone by then, so their random state is asked for before.
+    The other ranks may be gone by then, so their random state is asked for before. Of a sharded model one
+    rank cannot save anything.
     """
+    if run.is_sharded:
+        yield
+        return
     random = rng.state_of(run.ranks, run.device) if run.ranks.several else None
     try:
         yield
@@ -280,7 +297,7 @@ def run_evaluation(run: Run, stop: StopRequest) -> None:
     """Evaluate, and sample a text; the training stream stays put.
 
     Where `stop` asks, what is not done yet is left; an evaluation is then made when the run goes on. All
-    ranks evaluate, rank 0 alone samples.
+    ranks evaluate; rank 0 alone samples, but of a sharded model it needs the others.
     """
 
     def between() -> None:
@@ -290,7 +307,7 @@ def run_evaluation(run: Run, stop: StopRequest) -> None:
 
     def between_tokens() -> None:
         run.status.note()
-        if wishes_to_stop(run, stop):
+        if is_asked_to_stop(run, stop) if run.is_sharded else wishes_to_stop(run, stop):
             raise Abandoned
 
     run.unevaluated = True
@@ -324,13 +341,13 @@ def evaluate_step(run: Run, between: Callable[[], None]) -> None:
 def sample_text(run: Run, between: Callable[[], None]) -> None:
     """Log a text sample, where one is wanted and its tokens can be decoded."""
     tokens = run.config.evaluation.sample_tokens
-    if run.sample is not None and tokens:
+    if run.sample is not None and tokens and (run.ranks.leads or run.is_sharded):
         run.status.update(phase="sample")
         log.info("sample: %r", run.sample(tokens, between))
 
 
 def save(run: Run, random: dict[str, Any] | None = None) -> None:
-    """Checkpoint the current step, unless it is saved already. Rank 0 writes.
+    """Checkpoint the current step, unless it is saved already. Rank 0 writes; in shards every rank its own.
 
     `random` is the ranks' random state of this step; None asks them for it, a collective.
     """
@@ -338,7 +355,7 @@ def save(run: Run, random: dict[str, Any] | None = None) -> None:
     run.guard.settle()  # nothing is saved after a step that was no step
     random = rng.state_of(run.ranks, run.device) if random is None else random
     run.agreement.saved()
-    if not run.ranks.leads:
+    if not (run.ranks.leads or run.is_sharded):
         return
     run.log.take_times(progress)
     progress.peak_memory_mb = max(progress.peak_memory_mb or 0.0, run.memory.megabytes())
@@ -347,8 +364,7 @@ def save(run: Run, random: dict[str, Any] | None = None) -> None:
         if waits:
             run.status.update(phase="save", step=progress.step)
         parts = {
-            "model": run.model.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
+            **tensors_of(run),
             "rng": random,
             "loader": run.cursor,
             "trainer": {**vars(progress), "data_chain": None, **data_chain(run), **run.identity},
@@ -358,3 +374,12 @@ def save(run: Run, random: dict[str, Any] | None = None) -> None:
         run.saver.save(parts, before=run.log.metrics.sync)
         if waits:
             run.status.update(phase="train", last_saved=run.saver.last_saved)
+
+
+def tensors_of(run: Run) -> dict[str, Any]:
+    """What a save holds of model and optimizer; in shards this rank's part, a collective."""
+    if run.is_sharded:
+        from harness.sharded_checkpoint import share_of
+
+        return vars(share_of(run.model, run.optimizer))
+    return {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}

@@ -245,7 +245,7 @@ def fails_at_times(ranks: Ranks, run: Path) -> list[Any]:
                 limit = 1000 if ranks.rank == 1 and step != 5 else resource.RLIM_INFINITY
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
                 saver.save(saved_parts(model, optimizer, step))
-                saver.wait()
+                saver._agree()
                 said.append(complete_steps(run / str(background)))
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             try:
