@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import (
@@ -32,6 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from harness.errors import UserError
@@ -48,23 +50,31 @@ class Share:
     tensors: dict[str, Tensor]
     index: ShardIndex | None
 
-    def part(self, part: str) -> dict[str, Tensor]:
-        """The tensors of MODEL_PART or OPTIMIZER_PART."""
-        return {name: tensor for name, tensor in self.tensors.items() if name.startswith(part + ".")}
 
+class Sharing:
+    """Who writes what of a run's steps: agreed on once, for nothing of it changes from step to step."""
 
-def share_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Share:
-    """Agree on who writes what, and take this rank's share; nothing is copied. Every rank calls it."""
-    state = named_state(model, optimizer)
-    taken = _Taken()
-    _together(
-        lambda: dcp.save(state, storage_writer=taken, planner=DefaultSavePlanner(flatten_state_dict=False))
-    )
-    if taken.pieces is None:
-        return Share(taken.tensors, None)
-    tensors = {name: _stored(tensor, taken.pieces[name]) for name, tensor in state.items()}
-    ranks = torch.distributed.get_world_size()
-    return Share(taken.tensors, ShardIndex(ranks, tensors, _named_groups(model, optimizer)))
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+        self._own: list[str] = []
+        self._pieces: dict[str, list[Piece]] | None = None
+
+    def share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Share:
+        """This rank's share of what both hold now, not copied. A collective."""
+        state = named_state(model, optimizer)
+        if state.keys() != self._named:  # the first time, and once the optimizer has taken a step
+            self._plan(state)
+        tensors = {name: _local(state[name]) for name in self._own}
+        if self._pieces is None:
+            return Share(tensors, None)
+        stored = {name: _stored(tensor, self._pieces[name]) for name, tensor in state.items()}
+        return Share(tensors, ShardIndex(dist.get_world_size(), stored, _named_groups(model, optimizer)))
+
+    def _plan(self, state: dict[str, Tensor]) -> None:
+        plan = _Plan()
+        planner = DefaultSavePlanner(flatten_state_dict=False)
+        _together(lambda: dcp.save(state, storage_writer=plan, planner=planner))
+        self._named, self._own, self._pieces = set(state), plan.names, plan.pieces
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -90,11 +100,15 @@ def _stored(tensor: Tensor, pieces: list[Piece]) -> Stored:
     return Stored(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(pieces))
 
 
-class _Taken(StorageWriter):
-    """Keeps what the plan gives this rank; on rank 0 also which pieces every rank has, by tensor."""
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+class _Plan(StorageWriter):
+    """Writes nothing: keeps the names of what this rank would, and on rank 0 the pieces of all ranks."""
 
     def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
+        self.names: list[str] = []
         self.pieces: dict[str, list[Piece]] | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -110,16 +124,13 @@ class _Taken(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        results = []
-        for item in plan.items:
-            assert item.tensor_data is not None, item
-            assert item.index.fqn not in self.tensors, item
-            tensor = planner.resolve_data(item)
-            assert isinstance(tensor, Tensor), item
-            self.tensors[item.index.fqn] = tensor.detach()
-            results.append(WriteResult(item.index, tensor.nbytes, item.tensor_data.chunk))
+        self.names = [item.index.fqn for item in plan.items]
+        assert len(set(self.names)) == len(self.names), "a rank has one piece of a tensor"
+        chunks = [item.tensor_data.chunk for item in plan.items if item.tensor_data is not None]
         future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
+        future.set_result(
+            [WriteResult(item.index, 0, chunk) for item, chunk in zip(plan.items, chunks, strict=True)]
+        )
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

@@ -19,7 +19,11 @@ from harness.config import CheckpointConfig
 from harness.saving import GRACE_S, Saver
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from harness.ranks import Ranks
+    from harness.sharded_checkpoint import Sharing
 
 _TURN_S = 0.2  # from one look at the other ranks to the next, while all wait
 
@@ -27,8 +31,8 @@ _TURN_S = 0.2  # from one look at the other ranks to the next, while all wait
 class ShardedSaver(Saver):
     """A `Saver` of which every rank has one: `save` and `finish` are called by all together.
 
-    `parts` has what `sharded_checkpoint.Share` has, `tensors` and `index`, in place of `model` and
-    `optimizer`. A save that fails on one rank has failed.
+    The `model` and the `optimizer` of the parts that are saved are themselves. A save that fails on one rank
+    has failed.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class ShardedSaver(Saver):
         self._step: int | None = None  # that is saved, or of which the end is not agreed on yet
         self._error: str | None = None  # of this rank's part
         self._abandoned = False
+        self._sharing: Sharing | None = None
 
     def save(self, parts: dict[str, Any], before: Callable[[], object] = lambda: None) -> None:
         self._agree()
@@ -48,6 +53,7 @@ class ShardedSaver(Saver):
             self._failure, self.last_saved = "", step
             return
         self._begun, self._step, self._abandoned = time.monotonic(), step, False
+        parts = self._shared(**parts)
         self._error = self._ranks.broadcast(self._make_room(step, parts))
         if self._error is None:
             self._begin(parts, before)
@@ -77,6 +83,14 @@ class ShardedSaver(Saver):
             if all(idle for idle, _, _ in states):
                 self._agreed(self._step, errors)
                 self._step = None
+
+    def _shared(self, *, model: nn.Module, optimizer: torch.optim.Optimizer, **rest: Any) -> dict[str, Any]:
+        """The parts with what `Share` says in place of model and optimizer."""
+        from harness.sharded_checkpoint import Sharing
+
+        if self._sharing is None:
+            self._sharing = Sharing()
+        return {**vars(self._sharing.share(model, optimizer)), **rest}
 
     def _agreed(self, step: int, errors: list[str]) -> None:
         if errors:

@@ -377,9 +377,7 @@ def save(run: Run, random: dict[str, Any] | None = None) -> None:
 
 
 def tensors_of(run: Run) -> dict[str, Any]:
-    """What a save holds of model and optimizer; in shards this rank's part, a collective."""
+    """What a save is given of model and optimizer; for shards, of which each rank has its own, themselves."""
     if run.is_sharded:
-        from harness.sharded_checkpoint import share_of
-
-        return vars(share_of(run.model, run.optimizer))
+        return {"model": run.model, "optimizer": run.optimizer}
     return {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}

@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["torch._dynamo", "safetensors.torch", "h5py", "wandb", "hydra", "harness.launch", "harness.hydra_app",
-     "harness.prepare.cli", "harness.audit", "harness.sample", "harness.sweep.parent"]
+     "harness.fsdp", "harness.sharded_checkpoint", "harness.prepare.cli", "harness.audit",
+     "harness.sample", "harness.sweep.parent"]
 )  # fmt: skip
 _SECONDS = 100
 
