@@ -16,7 +16,6 @@ harness/device.py; where that does not know the device there is none.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import logging
 import shutil
@@ -24,42 +23,28 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-from unittest import mock
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from bench_parts import BlockClock, machine, median_interval, write_random_set
+from bench_parts import machine, median_interval, write_random_set
 from train_ladder import (
     VOCAB_SIZE,
-    Step,
-    bare_step,
     climb,
     flops_a_token,
     nanogpt_step,
     rungs,
-    synchronise,
 )
+from train_sides import bare_loop, block_of, harness_block, in_turns
 
-from harness import trainer
-from harness.build import assemble, build_learner, objectives_of
 from harness.composition import config_dir, register, to_dataclass
 from harness.config import TrainConfig
-from harness.data_setup import open_data
-from harness.device import make_autocast, peak_flops, select_device, set_numerics
+from harness.device import peak_flops, select_device, set_numerics
 from harness.errors import UserError
 from harness.files import write_atomic, write_json
-from harness.loaders import TokenDataLoader, make_loader
-from harness.preemption import StopRequest
-from harness.run_dir import Status
-from harness.storage import TokenStore
-from harness.tracking import NoTracker
-
-Block = Callable[[], float]  # makes a block of steps; the seconds they took
 
 # Sequences a step of the comparison, by model; what fits 80 GB at 1024 tokens.
 BATCHES = {"gpt2_small": 64, "gpt2_medium": 32}
@@ -133,49 +118,6 @@ def model_config(model: str) -> Any:
         return to_dataclass(compose("train", overrides=[f"model={model}"])).model
 
 
-@contextlib.contextmanager
-def harness_block(
-    config: TrainConfig, path: Path, steps: int, device: torch.device
-) -> Iterator[tuple[Block, TokenStore]]:
-    """A function that trains a block of the harness's loop and returns its seconds; and what it reads."""
-    with contextlib.closing(open_data(config, print)) as data:
-        assert isinstance(data.train, TokenStore)
-        learner = build_learner(config, VOCAB_SIZE, device, None)
-        path.mkdir()
-        with contextlib.closing(make_loader(config.loader, data.train)) as loader:
-            run = assemble(
-                config, path, learner=learner, data=data, loader=loader, device=device, saved=None,
-                status=Status(path / "status.json"), tracker=NoTracker(), identity={"run_id": "bench"},
-            )  # fmt: skip
-
-            def block() -> float:
-                clock = BlockClock(run.progress, steps, device)
-                with mock.patch.object(trainer, "save"):  # a checkpoint a block would cost more than it
-                    trainer.train(run, cast(StopRequest, clock))
-                return clock.seconds
-
-            yield block, data.train
-
-
-def bare_loop(config: TrainConfig, store: TokenStore, device: torch.device) -> Step:
-    """One step of the bare loop: the same model, loss and optimizer, over batches in (pinned) memory."""
-    learner = build_learner(config, VOCAB_SIZE, device, None)
-    objective, _ = objectives_of(config, learner, device)
-    loader = TokenDataLoader(store, config.loader.batch_size, config.loader.seq_len)
-    pairs = [loader.next_batch()[:2] for _ in range(4)]
-    if device.type == "cuda":
-        pairs = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in pairs]
-    count = 0
-
-    def loss() -> torch.Tensor:
-        nonlocal count
-        inputs, targets = (part.to(device, non_blocking=True) for part in pairs[count % len(pairs)])
-        count += 1
-        return objective.sums(inputs, targets)["loss"] / targets.numel()
-
-    return bare_step(loss, learner.model, learner.optimizer, make_autocast(config.precision, device))
-
-
 def compare(bench: Bench, model: str) -> dict[str, Any]:
     """The harness, the bare loop and nanoGPT in turns: tokens a second, and the harness's own share."""
     options, device = bench.options, bench.device
@@ -201,30 +143,6 @@ def compare(bench: Bench, model: str) -> dict[str, Any]:
             bench.folder / f"run-{model}" / "profile", options.write / f"trace-{model}", dirs_exist_ok=True
         )
     return figures(bench, config, model, seconds)
-
-
-def block_of(step: Step, steps: int, device: torch.device) -> Block:
-    """A function that makes `steps` steps and returns the seconds they took."""
-
-    def block() -> float:
-        synchronise(device)
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        synchronise(device)
-        return time.perf_counter() - start
-
-    return block
-
-
-def in_turns(sides: dict[str, Block], blocks: int) -> dict[str, list[float]]:
-    """Seconds of `blocks` blocks a side; who begins changes."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    names = list(sides)
-    for block in range(blocks):
-        for name in names if block % 2 else reversed(names):
-            seconds[name].append(sides[name]())
-    return seconds
 
 
 def figures(bench: Bench, config: TrainConfig, model: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
