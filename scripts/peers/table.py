@@ -45,6 +45,13 @@ class Peer(NamedTuple):
         return import_module(f"peers.{self.module}")
 
 
+def _with_workers(name: str, module: str, reader: str, **others: Any) -> list[Peer]:
+    """Rows of a loader without worker processes and with two."""
+    return [
+        Peer(f"{name}, {count} workers", module, reader, {"workers": count}, **others) for count in (0, 2)
+    ]
+
+
 PEERS = (
     Peer(OURS[0], "ours", "Loader", {"storage": "npy", "prefetch": 2}),
     Peer(OURS[1], "ours", "Loader", {"storage": "npy", "prefetch": 0}),
@@ -53,40 +60,22 @@ PEERS = (
     Peer("bare np.memmap", "plain", "Memmap", orders=(IN_ORDER,), own_state=False),
     Peer("nanoGPT's way", "plain", "NanoGPT", orders=(SHUFFLED,), own_state=False),
     Peer("h5py slices", "h5py_slices", "Slices", package="h5py", own_state=False),
-    Peer("torch DataLoader, 0 workers", "plain", "TorchLoader", {"workers": 0}, own_state=False),
-    Peer("torch DataLoader, 2 workers", "plain", "TorchLoader", {"workers": 2}, own_state=False),
-    *(
-        Peer(
-            f"torchdata StatefulDataLoader, {workers} workers", "torchdata_loader", "Stateful",
-            {"workers": workers}, "torchdata",
-        )
-        for workers in (0, 2)
+    *_with_workers("torch DataLoader", "plain", "TorchLoader", own_state=False),
+    *_with_workers("torchdata StatefulDataLoader", "torchdata_loader", "Stateful", package="torchdata"),
+    *_with_workers(
+        "litdata TokensLoader", "litdata_tokens", "Tokens", package="litdata", files="litdata_tokens"
     ),
-    *(
-        Peer(
-            f"litdata TokensLoader, {workers} workers", "litdata_tokens", "Tokens",
-            {"workers": workers}, "litdata", files="litdata_tokens",
-        )
-        for workers in (0, 2)
-    ),
-    *(
-        Peer(
-            f"mosaicml-streaming MDS, {workers} workers", "mosaic", "Mds",
-            {"workers": workers}, "mosaicml-streaming", files="mosaic",
-        )
-        for workers in (0, 2)
+    *_with_workers(
+        "mosaicml-streaming MDS", "mosaic", "Mds", package="mosaicml-streaming", files="mosaic"
     ),
     Peer("grain, ArrayRecord", "grain_records", "ArrayRecord", package="grain", files="grain_records"),
     Peer("grain, np.memmap", "grain_records", "Memmap", package="grain"),
     Peer(
-        "megatron-core IndexedDataset", "megatron", "Indexed", {}, "megatron-core", "megatron", (IN_ORDER,),
-        own_state=False,
+        "megatron-core IndexedDataset", "megatron", "Indexed", package="megatron-core", files="megatron",
+        orders=(IN_ORDER,), own_state=False,
     ),
-    *(
-        Peer(
-            f"megatron-core GPTDataset, {workers} workers", "megatron", "Gpt",
-            {"workers": workers}, "megatron-core", "megatron", (SHUFFLED,),
-        )
-        for workers in (0, 2)
+    *_with_workers(
+        "megatron-core GPTDataset", "megatron", "Gpt", package="megatron-core", files="megatron",
+        orders=(SHUFFLED,),
     ),
 )  # fmt: skip
