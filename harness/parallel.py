@@ -57,9 +57,9 @@ def settle_buckets(
 ) -> None:
     """Take one micro-batch of nothing forward and backward; no weight changes and no random number is drawn.
 
-    DDP lays its buckets out anew between its first backward pass and its second, and with more than two ranks the order in
-    which they are summed follows the layout: a run that goes on would begin with another one than it had.
-    The caller drops the gradients.
+    DDP lays its buckets out anew between its first backward pass and its second, and with more than two
+    ranks the order in which they are summed follows the layout: a run that goes on would begin with another
+    one than it had. The caller drops the gradients.
     """
     if not ranks.several or is_sharded(config, ranks):
         return
