@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +14,11 @@ from harness.loaders.permutation import Ids, Permutation, epoch_key
 from harness.loaders.sampled import SampledLoader
 from harness.loaders.sequential import too_small
 from harness.loaders.sliding_window import count_windows
-from harness.storage import TokenStore, read_ranges
+from harness.loaders.stream_window import WINDOW_TOKENS, StreamWindow
+from harness.storage import TokenStore
 
-WINDOW_TOKENS = 1 << 27
-
-# 4 MiB of uint16: read at once, this much hides the wait of slow storage.
-BLOCK_TOKENS = 1 << 21
-
-_Array = np.ndarray[Any, Any]
+# Batches before a window's end during which slow storage is told of the next one: 5 s of steps of 20 ms.
+_HINTED_STEPS = 256
 
 
 class BlockShuffleLoader(SampledLoader):
@@ -31,8 +29,10 @@ class BlockShuffleLoader(SampledLoader):
     its rows. A row reads tokens of its own window and, where it is the window's last, one more: its last
     target. The last window may be smaller. One window is in memory, in the stored dtype and never more than
     the split needs, and filled in blocks of `BLOCK_TOKENS` when a row of theirs is read: storage is read in
-    large pieces, each token once an epoch, and a resume reads only what it touches. Windows and rows cross
-    shards and documents. `direct` reads the rows themselves and keeps no window: for a batch here and there.
+    large pieces, each token once an epoch, and a resume reads only what it touches. Where storage is slow,
+    what is left of a window is read beside its first batches, and the system is told of the next window
+    before this one ends. Windows and rows cross shards and documents. `direct` reads the rows themselves and
+    keeps no window: for a batch here and there.
     `UserError` where a row does not fit in a window; else as `SampledLoader`.
     """
 
@@ -61,7 +61,7 @@ class BlockShuffleLoader(SampledLoader):
         self.window_tokens = window_tokens
         self._tokens = store
         self.window_rows = min(window_tokens // seq_len, rows)
-        self._window = None if direct else _Window(store, self.window_rows * seq_len + 1)
+        self._window = None if direct else StreamWindow(store, self.window_rows * seq_len + 1)
         super().__init__(store, rows, batch_size, seq_len, **options)
 
     @property
@@ -91,8 +91,33 @@ class BlockShuffleLoader(SampledLoader):
         for first, last in pairwise([0, *changes.tolist(), len(ids)]):
             start = int(windows[first]) * self.window_rows * self.seq_len
             starts = ids[first:last] * self.seq_len - start
-            parts.append(self._window.read(start, starts, self.seq_len + 1))
+            ahead = partial(self._rest_of, int(windows[first]))
+            parts.append(self._window.read(start, starts, self.seq_len + 1, ahead))
+        if self._window.slow:
+            self._hint_next_window()
         return self._tokens.split_windows(np.concatenate(parts), ids * self.seq_len)
+
+    def _rest_of(self, window: int) -> Ids:
+        """Where the rows of a window that are still to be read begin in it, in their order."""
+        first = window * self.window_rows
+        place = max(self._position, first)
+        return (self.order(place, min(first + self.window_rows, self.samples) - place) - first) * self.seq_len
+
+    def _hint_next_window(self) -> None:
+        """Tell the system of the next window's tokens, part by part, beside the last batches of this one.
+
+        It has them in its page cache then, which is not this loader's memory.
+        """
+        assert self._window is not None
+        end = (self._position // self.window_rows + 1) * self.window_rows
+        rows = min(self.window_rows, self.samples - end)
+        steps = min(_HINTED_STEPS, -(-self.window_rows // self.batch_size))
+        step = steps - -(-(end - self._position) // self.batch_size)  # the last batch's is steps - 1
+        if step < 0 or rows <= 0:
+            return
+        begin, stop = end * self.seq_len, (end + rows) * self.seq_len + 1
+        part = -(-(stop - begin) // steps)
+        self._window.hint(begin + step * part, min(begin + (step + 1) * part, stop))
 
     def _origins(self, ids: list[int]) -> list[Origin]:
         starts = ((number, number * self.seq_len) for number in ids)
@@ -103,68 +128,3 @@ class BlockShuffleLoader(SampledLoader):
 
     def _extra_state(self) -> dict[str, Any]:
         return {"window_tokens": self.window_tokens}
-
-
-class _Window:
-    """Up to `tokens` consecutive tokens of a store in memory, each block read when it is first needed."""
-
-    def __init__(self, store: TokenStore, tokens: int) -> None:
-        self._store = store
-        self._size = tokens
-        try:
-            self._buffer: _Array = np.empty(tokens, store.dtype)  # takes no memory until it is written to
-        except MemoryError as error:
-            raise UserError(
-                f"a window of {tokens} tokens needs {tokens * store.dtype.itemsize} bytes of memory, which "
-                "the system does not give. Use a smaller loader.window_tokens; the default is "
-                f"{WINDOW_TOKENS}"
-            ) from error
-        self._start = 0
-        self._loaded: _Array = np.zeros(-(-tokens // BLOCK_TOKENS), np.bool_)
-
-    def read(self, start: int, starts: Ids, length: int) -> _Array:
-        """Rows of `length` tokens at `starts`, counted from the window's own `start`: owned `(n, length)`."""
-        if start != self._start:
-            self._loaded[:] = False
-            self._start = start
-        self._fill(starts, length)
-        step = self._buffer.itemsize
-        shape = (self._size - length + 1, length)
-        rows: _Array = np.ndarray(shape, self._buffer.dtype, self._buffer, 0, (step, step))
-        return rows[starts]
-
-    def __reduce__(self) -> tuple[type[_Window], tuple[TokenStore, int]]:
-        return _Window, (self._store, self._size)
-
-    def _fill(self, starts: Ids, length: int) -> None:
-        """Read the blocks of these rows that are not loaded yet; a row may lie in several."""
-        touched = np.zeros_like(self._loaded)
-        first = starts // BLOCK_TOKENS
-        last = (starts + length - 1) // BLOCK_TOKENS
-        for distance in range(int((last - first).max()) + 1):
-            touched[np.minimum(first + distance, last)] = True
-        missing = np.flatnonzero(touched & ~self._loaded)
-        if not missing.size:
-            return
-        stream = _Part(self._store, self._start, min(self._size, self._store.total_tokens - self._start))
-        begins = (missing * BLOCK_TOKENS).tolist()
-        blocks = [slice(begin, min(begin + BLOCK_TOKENS, len(stream))) for begin in begins]
-        read_ranges(stream, self._buffer[: len(stream)], blocks)
-        self._loaded[missing] = True
-
-
-class _Part:
-    """`size` tokens of a store from `start` on, as a source of `read_ranges`."""
-
-    def __init__(self, store: TokenStore, start: int, size: int) -> None:
-        self.dtype = store.dtype
-        self._store = store
-        self._start = start
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def read_into(self, start: int, out: _Array) -> None:
-        """Fill `out` with the tokens from the part's `start` on."""
-        self._store.read_into(self._start + start, out)

@@ -59,6 +59,11 @@ class LookAhead(Generic[T]):
         self._begun: deque[_Begun[T]] = deque()
         self._pid: int | None = None  # the process that began; None before the first read
 
+    @property
+    def active(self) -> bool:
+        """Whether batches are begun ahead now, or were before."""
+        return self._storage.way is not Way.DIRECT or bool(self._begun)
+
     def read(self, source: Source[T], place: int) -> T:
         """The batch at `place`."""
         if self._storage.way is Way.DIRECT and not self._begun and self._pid is not None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from harness.errors import UserError
 from harness.loaders.batch import Batch, Origin, check_epoch, check_sizes
+from harness.loaders.lookahead import LookAhead
 from harness.loaders.masking import BoundaryMask
 from harness.loaders.state import check_state
 from harness.storage import TokenStore
+from harness.storage.reading import Reading, begin_windows
+
+if TYPE_CHECKING:
+    import torch
+
+    Pair = tuple[torch.Tensor, torch.Tensor]
 
 FORMAT_VERSION = 1
 
@@ -40,6 +49,9 @@ class TokenDataLoader:
         self._rows = batch_size // world_size
         self._shift = rank * self._rows * seq_len
         self._position = 0
+        self._at_positions = dataset.positional()
+        # None once the first read was quick: what follows is read ahead by the system by itself.
+        self._ahead: LookAhead[Pair] | None = LookAhead()
 
     @property
     def position(self) -> int:
@@ -78,9 +90,44 @@ class TokenDataLoader:
         size = self.batch_size * self.seq_len
         if self._position + size + 1 > self.dataset.total_tokens:
             raise StopIteration
-        inputs, targets = self.dataset.get_batch(self._position + self._shift, self._rows, self.seq_len)
+        if self._ahead is None:
+            inputs, targets = self.read_at(self._position)
+        else:
+            inputs, targets = self._ahead.read(self, self._position)
+            if not self._ahead.active:
+                self._ahead = None
         self._position += size
         return Batch(inputs, self._mask(inputs, targets), self.state_dict())
+
+    @property
+    def rows(self) -> int:
+        """As in `lookahead.Source`: this rank's part of a batch is one read."""
+        return 1
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of this rank's part of a batch."""
+        return self._rows * self.seq_len
+
+    def read_at(self, place: int) -> Pair:
+        """As in `lookahead.Source`."""
+        return self.dataset.get_batch(place + self._shift, self._rows, self.seq_len)
+
+    def begin_at(self, place: int, *, readers: bool) -> Reading[Pair]:
+        """As in `lookahead.Source`."""
+        starts, shape = np.array([place + self._shift]), (self._rows, self.seq_len)
+        reading = begin_windows(self._at_positions, starts, self.batch_tokens + 1, readers=readers)
+
+        def pair(window: np.ndarray[Any, Any]) -> Pair:
+            inputs, targets = self.dataset.split_windows(window, starts)
+            return inputs.reshape(shape), targets.reshape(shape)
+
+        return reading.then(pair)
+
+    def probe_at(self, place: int) -> int:
+        """As in `lookahead.Source`."""
+        self._at_positions.read_tokens(place + self._shift, self.seq_len)
+        return self.seq_len
 
     def origins(self, position: int) -> list[Origin]:
         """Where this rank's rows of the batch at `position` come from."""

@@ -10,7 +10,7 @@ from enum import Enum
 _CALL_SECONDS = 300e-6
 _TOKEN_SECONDS = 10e-9
 # The first read of all opens files, too.
-_FIRST_SECONDS = 1.5e-3
+FIRST_SECONDS = 1.5e-3
 
 _PROOF = 3  # slow reads in a row: a busy processor delays one now and then
 _KEPT = 5  # reads whose median is the cost of a way
@@ -19,6 +19,7 @@ _KEPT = 5  # reads whose median is the cost of a way
 # read, takes more than half of what it took without.
 _IGNORED = 2
 _HELPED = 0.5
+_TELLING = 4  # samples of a batch; one by itself has nothing to be read beside
 
 # Threads stay where they are this much cheaper than hints, which need none.
 _CLEARLY = 0.8
@@ -52,13 +53,15 @@ class SlowStorage:
         self._depth = depth
         self._reads = self._slow = self._quick_probes = 0  # in this way; those two: in a row
         self._costs: list[float] = []
+        self._samples = 1
         self._unhelped = math.inf  # seconds a batch takes where nothing was begun ahead
         self._hints_cost: float | None = None
         self._settled = 0
 
     def note_first(self, seconds: float, samples: int) -> None:
         """The loader's first read, one of the `samples` of a batch, took so long."""
-        if seconds > _FIRST_SECONDS:
+        self._samples = samples
+        if seconds > FIRST_SECONDS:
             self._unhelped = seconds * samples
             self._enter(Way.HINTS)
 
@@ -86,7 +89,7 @@ class SlowStorage:
         self._reads += 1
         self._settled = max(0, self._settled - 1)
         if self.way is Way.HINTS and self._reads == self._slow == _IGNORED and not self._settled:
-            if seconds > _HELPED * self._unhelped:
+            if self._samples >= _TELLING and seconds > _HELPED * self._unhelped:
                 self._enter(Way.READERS)
             return
         if self._reads <= self._depth:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from harness.config_groups import BlockShuffleConfig
 from harness.errors import UserError
-from harness.loaders import BlockShuffleLoader, block_shuffle, make_loader
+from harness.loaders import BlockShuffleLoader, make_loader, stream_window
 from harness.storage import TokenStore, open_store
 from harness.storage.manifest import write_manifest
 from tests.helpers_sets import write_set
@@ -44,7 +44,7 @@ def _starts(loader: BlockShuffleLoader) -> list[int]:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_shuffle, "BLOCK_TOKENS", 5)
+    monkeypatch.setattr(stream_window, "BLOCK_TOKENS", 5)
 
 
 @pytest.mark.parametrize("window_tokens", [3, 13, 24, 1000])
@@ -76,7 +76,7 @@ def test_each_row_once_an_epoch_window_after_window(
     if not rows:
         return
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_shuffle, "BLOCK_TOKENS", block)
+        patch.setattr(stream_window, "BLOCK_TOKENS", block)
         loader = BlockShuffleLoader(_store(folder, tokens), 1, seq_len, window_tokens=window_tokens)
         assert loader.batches_per_epoch == loader.samples == len(rows)
         assert loader.dropped_tokens == total - 1 - len(rows) * seq_len
@@ -148,7 +148,7 @@ class _Recorded:
 def test_only_blocks_that_are_touched_are_read_and_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_shuffle, "BLOCK_TOKENS", 10)
+    monkeypatch.setattr(stream_window, "BLOCK_TOKENS", 10)
     store = _store(tmp_path, [161])
     recorded = _Recorded(store, monkeypatch)
     loader = BlockShuffleLoader(store, 2, 4, window_tokens=81)  # 20 rows a window; 2 windows and no rest

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from harness.errors import UserError
-from harness.loaders import ContrastivePaddedDataset, PaddedDataset, SlidingWindowLoader
+from harness.loaders import (
+    BlockShuffleLoader,
+    ContrastivePaddedDataset,
+    PaddedDataset,
+    SlidingWindowLoader,
+    TokenDataLoader,
+    stream_window,
+)
 from harness.loaders.slow_storage import SlowStorage, Way
 from harness.storage import PairStore, RowStore, ShardedTokenDataset, TokenStore, open_store
 from tests.helpers_sets import random_rows, write_rows, write_set
@@ -172,3 +179,53 @@ def test_a_file_cut_short_is_an_error_at_its_batch_although_the_set_is_mapped(
     with pytest.raises(UserError, match="was cut short"):
         loader.next_batch()
     assert loader.position == position == 2 * len(got)
+
+
+@WAYS
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+def test_a_stream_in_file_order_is_read_ahead_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, storage: dict[str, Any]
+) -> None:
+    store = open_store(write_set(tmp_path, TOKENS, storage=storage), "train")
+    direct = list(batches(TokenDataLoader(store, 4, 3)))
+    _always(way, monkeypatch)
+    for rank in range(2):
+        loader = TokenDataLoader(store, 4, 3, rank=rank, world_size=2)
+        assert len(direct) == 16
+        for ours, right in zip(batches(loader), direct, strict=True):
+            assert ours.cursor == right.cursor
+            assert ours.inputs.equal(right.inputs[2 * rank : 2 * rank + 2])
+            assert ours.targets.equal(right.targets[2 * rank : 2 * rank + 2])
+        loader.load_state_dict(direct[4].cursor)
+        assert loader.next_batch().targets.equal(direct[5].targets[2 * rank : 2 * rank + 2])
+        loader.reset()
+        assert loader.next_batch().inputs.equal(direct[0].inputs[2 * rank : 2 * rank + 2])
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+def test_windows_of_slow_storage_are_read_as_a_whole_beside_their_first_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: dict[str, Any]
+) -> None:
+    for name, tokens in (("BLOCK_TOKENS", 7), ("_READ_TOKENS", 3), ("_HINT_TOKENS", 2)):
+        monkeypatch.setattr(stream_window, name, tokens)
+    monkeypatch.setattr(stream_window.StreamWindow, "_is_slow", lambda *_: True)
+    store = open_store(write_set(tmp_path, TOKENS, storage=storage), "train")
+    check_sampled_loader(partial(BlockShuffleLoader, store, 4, 5, window_tokens=60), ranks=(1, 2))
+
+
+def test_a_window_of_slow_storage_that_cannot_be_read_is_an_error_at_its_batch_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_window.StreamWindow, "_is_slow", lambda *_: True)
+    loader = BlockShuffleLoader(open_store(write_set(tmp_path, TOKENS), "train"), 4, 5, window_tokens=60)
+    whole = [batch.inputs for batch in batches(loader)]
+    loader.reset()
+    os.truncate(tmp_path / "train_00001.npy", 160)
+    got: list[Any] = []
+    with pytest.raises(UserError, match=r"train_00001.npy is 160 bytes long, but its tokens reach to byte"):
+        got.extend(batch.inputs for batch in batches(loader))
+    assert 0 < len(got) < len(whole)
+    assert all(ours.equal(right) for ours, right in zip(got, whole, strict=False))
+    with pytest.raises(UserError, match="was cut short"):
+        loader.next_batch()
+    assert loader.position == 4 * len(got)

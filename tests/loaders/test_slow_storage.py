@@ -54,12 +54,19 @@ def test_three_reads_that_wait_ask_for_hints_which_go_on_while_they_help() -> No
 def test_hints_that_do_nothing_are_noticed_at_the_second_read_with_them(noticed: str) -> None:
     storage = SlowStorage(DEPTH)
     seconds = {Way.DIRECT: WAITS, Way.HINTS: WAITS, Way.READERS: QUICK}
-    if noticed == "at the first sample":
-        storage.note_first(PROBE, ROWS)
-    else:
+    storage.note_first(PROBE if noticed == "at the first sample" else QUICK, ROWS)
+    if noticed == "after three reads":
         _ways(storage, seconds, 3)
     assert _ways(storage, seconds, 3) == [Way.HINTS, Way.HINTS, Way.READERS]
     assert set(_ways(storage, seconds, 10_000)) == {Way.READERS}
+
+
+def test_batches_of_one_sample_tell_of_hints_only_once_they_were_begun_long_before() -> None:
+    storage = SlowStorage(DEPTH)
+    storage.note_first(PROBE, 1)
+    seconds = {Way.HINTS: PROBE, Way.READERS: QUICK}
+    assert _ways(storage, seconds, DEPTH + 4) == [Way.HINTS] * (DEPTH + 4)
+    assert set(_ways(storage, seconds, 100)[1:]) == {Way.READERS}
 
 
 def test_hints_that_help_too_little_are_compared_with_readers_and_the_cheaper_one_stays() -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.storage import ShardedTokenDataset, TokenStore, open_store
-from harness.storage.io import MAX_DESCRIPTORS
+from harness.storage.io import MAX_DESCRIPTORS, Descriptor, read_exactly
 from tests.helpers_sets import write_set
 
 EXAMPLE = {"train": [[10, 11, 12, 13], [14, 15, 16]], "val": [[1, 2]]}
@@ -171,6 +171,16 @@ def test_file_cut_after_opening_is_an_error_and_never_short_data(tmp_path: Path)
     ):
         store.read_tokens(0, 7)
     assert store.read_tokens(0, 6).tolist() == [10, 11, 12, 13, 14, 15]
+
+
+def test_a_read_that_the_storage_fails_names_the_file_the_bytes_and_the_way_on() -> None:
+    """An input/output error of the system: this file is the process's memory, and nothing is mapped at 4096."""
+    path = Path("/proc/self/mem")
+    with pytest.raises(UserError) as caught:
+        read_exactly(path, Descriptor(path), np.empty(8, np.uint16), 4096)
+    message = str(caught.value)
+    assert message.startswith("/proc/self/mem cannot be read at bytes 4096 to 4112: Input/output error.")
+    assert "resume= goes on with the same batches" in message
 
 
 def _rewrite(path: Path) -> None:
