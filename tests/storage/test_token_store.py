@@ -173,8 +173,8 @@ def test_file_cut_after_opening_is_an_error_and_never_short_data(tmp_path: Path)
     assert store.read_tokens(0, 6).tolist() == [10, 11, 12, 13, 14, 15]
 
 
-def test_a_read_that_the_storage_fails_names_the_file_the_bytes_and_the_way_on() -> None:
-    """An input/output error of the system: this file is the process's memory, and nothing is mapped at 4096."""
+def test_a_read_that_the_storage_fails_names_file_and_bytes_and_the_way_on() -> None:
+    """A real input/output error: the file is this process's memory, and nothing is mapped at 4096."""
     path = Path("/proc/self/mem")
     with pytest.raises(UserError) as caught:
         read_exactly(path, Descriptor(path), np.empty(8, np.uint16), 4096)
