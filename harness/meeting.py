@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LEAVE_S = 3.0  # for the others to hear of a failure, before its rank ends and the launcher ends them
 GRACE_S = 8.0  # for a main thread to end once another rank has failed
-_LEADER_S = 1.0  # for rank 0 to refuse what this rank refuses too
+_LEADER_S = 1.0  # for rank 0 to say what this rank would, and maybe more of it
 _LOOK_S = 0.2
 JOB = "harness/job"  # what the store keeps of the job, whichever start of it
 
@@ -138,7 +138,7 @@ class RanksMeeting(Meeting):
             code = failure.exit_code(error)
             if code == EXIT_USER or failure.reason_of(error) == "diverged":
                 self.end(code)
-            if code == EXIT_USER and not self.ranks.leads:
+            if failure.in_words(error) is not None and not self.ranks.leads:
                 self._wait(["said"], _LEADER_S)
             me = str(self.ranks.rank)
             said: bytes = self.store.compare_set("said", "", me)
