@@ -111,9 +111,7 @@ def test_a_start_hears_nothing_of_the_one_before(store: TCPStore, monkeypatch: p
         time.sleep(after)
         own = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
         mine, job = rendezvous._met(Ranks(rank, 2, rank), own, 20.0)
-        mine.set("of", mine.get("of") if mine.check(["of"]) else str(time.monotonic()))
-        time.sleep(0.2)
-        return mine.get("of").decode(), job
+        return mine.compare_set("of", "", str(time.monotonic())).decode(), job
 
     (one, job), (same, _) = side_by_side(lambda: join(0), lambda: join(1))
     assert (one, job) == (same, {})
