@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ FORMAT_VERSION = 1
 
 # Samples whose order is computed at once: NumPy's cost a call is then spread over many batches. The first
 # block is small, because a start and a resume wait for it.
-_FIRST_BLOCK, _ORDER_BLOCK = 256, 4096
+_FIRST_BLOCK, _ORDER_BLOCK = 256, 8192
 
 _NO_IDS: Ids = np.empty(0, np.int64)
 
@@ -118,7 +119,8 @@ class SampledLoader(ABC):
         if self._position + self.batch_size > self.samples:
             raise StopIteration
         inputs, targets = self._read(self._ids(self._position))
-        inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
+        if not isinstance(inputs, torch.Tensor):
+            inputs, targets = torch.from_numpy(inputs), torch.from_numpy(targets)
         self._position += self.batch_size
         return Batch(inputs, self._mask(inputs, targets), self.state_dict())
 
@@ -141,19 +143,7 @@ class SampledLoader(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor: plain JSON values."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "strategy": self.strategy,
-            "epoch": self._epoch,
-            "position": self._position,
-            "seed": self.seed,
-            "epoch_seed": self.epoch_seed,
-            "batch_size": self.batch_size,
-            "seq_len": self.seq_len,
-            "split": self.store.split,
-            "metadata_sha256": self.store.metadata_sha256,
-            **self._extra_state(),
-        }
+        return {**self._settings, "epoch": self._epoch, "position": self._position}
 
     def validate_state_dict(self, state: dict[str, Any]) -> int:
         """The position in `state`; `UserError` naming each field that does not fit. Changes nothing."""
@@ -174,6 +164,23 @@ class SampledLoader(ABC):
     @abstractmethod
     def _origins(self, ids: list[int]) -> list[Origin]:
         """Where the rows of the samples `ids` come from, in the order of a batch's rows."""
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The cursor's fields in their order; epoch and position are any."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "strategy": self.strategy,
+            "epoch": 0,
+            "position": 0,
+            "seed": self.seed,
+            "epoch_seed": self.epoch_seed,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "split": self.store.split,
+            "metadata_sha256": self.store.metadata_sha256,
+            **self._extra_state(),
+        }
 
     def _extra_state(self) -> dict[str, Any]:
         """The settings of the strategy that decide the order, as plain JSON values."""

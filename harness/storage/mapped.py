@@ -82,6 +82,7 @@ class Mapped(Positional):
         left = np.flatnonzero(begins > self._ends.take(extents) - length).tolist()
         item = np.dtype((np.void, length * size))
         windows: TokenArray = np.ndarray(max(len(self._tokens) - length + 1, 0), item, self._tokens, 0, size)
+        begins[left] = len(windows)  # an index error, should one of them ever be taken
         return Located(windows, begins, left, self.dtype, mapped_files)
 
     def _touch(self, index: int) -> bool:

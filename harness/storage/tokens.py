@@ -225,6 +225,7 @@ class TokenStore:
         reader = self.reader()
         for index, local, take, at in self._parts(start, count):
             part = reader.slice(index, local, take)
+            # The check comes first: it waits for memory, and the conversion finds the part in the cache.
             if self._check_ids and np.maximum.reduce(part) >= self.vocab_size:
                 self._refuse_id(part, start + at)
             tokens[at : at + take] = part
