@@ -19,8 +19,9 @@ import numpy as np
 from harness.errors import UserError
 from harness.files import irregular
 
-# Descriptors one store keeps at most; `ulimit -n 64` must do for two stores and everything else of a run.
-MAX_DESCRIPTORS = 16
+# Descriptors one store keeps where the process may have few: `ulimit -n 64` must do for two stores and
+# everything else of a run. With more allowed it keeps an eighth of them, and this many at most.
+MAX_DESCRIPTORS, _EVEN_SO = 16, 256
 
 
 # A FIFO that takes a shard's place between two looks at it must not make its opening wait.
@@ -72,10 +73,23 @@ class Descriptor:
             close(self.fd)
 
 
+def descriptors_kept() -> int:
+    """Descriptors one store keeps at most: opening a file again costs slow storage more than a read of it."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return MAX_DESCRIPTORS
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return _EVEN_SO
+    return max(MAX_DESCRIPTORS, min(allowed // 8, _EVEN_SO))
+
+
 class Descriptors:
-    """The most recently used descriptors by path, `MAX_DESCRIPTORS` at most. Thread-safe."""
+    """The most recently used descriptors by path, `descriptors_kept()` at most. Thread-safe."""
 
     def __init__(self) -> None:
+        self._kept = descriptors_kept()
         self._open: OrderedDict[Path, Descriptor] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -84,7 +98,7 @@ class Descriptors:
         with self._lock:
             descriptor = self._open.pop(path, None) or Descriptor(path, expected)
             self._open[path] = descriptor
-            if len(self._open) > MAX_DESCRIPTORS:
+            if len(self._open) > self._kept:
                 self._open.popitem(last=False)
             return descriptor
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.storage import ShardedTokenDataset, TokenStore, open_store
-from harness.storage.io import MAX_DESCRIPTORS, Descriptor, read_exactly
+from harness.storage.io import Descriptor, descriptors_kept, read_exactly
 from tests.helpers_sets import write_set
 
 EXAMPLE = {"train": [[10, 11, 12, 13], [14, 15, 16]], "val": [[1, 2]]}
@@ -234,7 +234,7 @@ def test_a_changed_file_is_an_error_in_forked_and_spawned_children(tmp_path: Pat
 
 
 def test_a_file_reopened_after_its_descriptor_was_evicted_must_be_the_same(tmp_path: Path) -> None:
-    shards = [[i] for i in range(MAX_DESCRIPTORS + 1)]
+    shards = [[i] for i in range(descriptors_kept() + 1)]
     store = open_store(write_set(tmp_path, {"train": shards}), "train", mmap=False)
     assert store.read_tokens(0, len(shards)).tolist() == list(range(len(shards)))
     _rewrite(tmp_path / "train_00000.npy")
