@@ -31,8 +31,10 @@ _DISK_ERRORS = {
     errno.EEXIST,
     errno.ENOTEMPTY,
 }
-# How torch says it of the host's memory, as a plain RuntimeError.
-_NO_HOST_MEMORY = ("can't allocate memory", "not enough memory")
+# How torch says it in plain RuntimeErrors: of the host's memory, and of a GPU's outside of its allocator.
+_NO_MEMORY = (
+    "can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+)  # fmt: skip
 
 
 def reason_of(error: BaseException) -> str:
@@ -61,10 +63,12 @@ def in_words(error: BaseException) -> str | None:
         return str(error)
     reason = reason_of(error)
     if reason == "out_of_memory":
+        from harness.commands import command
+
         return (
             f"out of memory: {str(error).splitlines()[0] if str(error) else type(error).__name__}. Fewer "
-            "sequences at once give the same step in less, trainer.micro_batch_size=N; check=true says what "
-            "the weights alone need"
+            "sequences at once give the same step in less, trainer.micro_batch_size=N: "
+            f"{command('find_batch')} finds what fits; check=true says what the weights alone need"
         )
     if reason == "disk":
         assert isinstance(error, OSError)
@@ -97,4 +101,4 @@ def _is_out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_HOST_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)

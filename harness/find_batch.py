@@ -23,7 +23,7 @@ Find how many sequences a device takes at once, trainer.micro_batch_size, and ho
 usage: find_batch.py [key=value ...]     the words of train.py, and of these:
 
   memory_gb=null   10^9 bytes that the process may take; null: all that the device has to give
-  devices=1        how many will share loader.batch_size under torchrun
+  devices=1        how many will share loader.batch_size under torchrun, with parallel=ddp
 
 Steps of the configured shape are tried on random tokens, each in a process of its own: twice as many
 sequences each time until a step does not fit or takes the whole batch, then those in between. Sizes are the

@@ -73,7 +73,7 @@ def cut(weights: dict[str, Tensor], seq_len: int) -> dict[str, Tensor]:
 
 
 def _with_settings_of(optimizer: torch.optim.Optimizer, state: dict[str, Any], model: GPT) -> dict[str, Any]:
-    """A saved state of AdamW with the settings of `optimizer`, its moments cut to the model's positions."""
+    """A saved state with the settings of `optimizer`, its moments cut to the model's positions."""
     ours = _check_parameters(optimizer, state)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     positions = next(i for i, parameter in enumerate(parameters) if parameter is model.wpe.weight)
