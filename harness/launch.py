@@ -31,19 +31,16 @@ from harness import (
     take_up,
 )
 from harness.build import Learner, assemble
-from harness.checkpoint import Checkpoint
-from harness.commands import command, shown
-from harness.config import TrainConfig, get, layout
+from harness.commands import shown
+from harness.config import TrainConfig, get
 from harness.config_record import to_dict
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from harness.identity import identity_of, keep_origin, lineage_of, progress_of
-from harness.loaders import Loader
 from harness.meeting import Meeting
-from harness.model import parameter_count
 from harness.peak_memory import PeakMemory
 from harness.preemption import TRACKER_SECONDS, StopRequest, listening
 from harness.ranks import joined
-from harness.run_dir import JOB_FILE
+from harness.run_lines import describe, say_goodbye
 from harness.start import Plan
 from harness.tracking import NoTracker, TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
@@ -189,7 +186,7 @@ def _execute(
             saved=saved, status=status, tracker=tracker, identity=identity, unevaluated=unevaluated,
             memory=memory, ranks=meeting.ranks,
         )  # fmt: skip
-        _describe(run, plan, places)
+        describe(run, plan, places)
         if saved is not None and plan.goes_on:
             run.saver.remove_surplus(saved.trainer)
         with _looping(run, plan, learner, stop):
@@ -200,7 +197,7 @@ def _execute(
         stop.ends(ending.exit_code)
         if not finished and stop.name == run.limit.reason:
             meeting.end(EXIT_STOPPED)  # or its launcher would start it again, with as much time
-        _say_goodbye(run, None if finished else stop.name)
+        say_goodbye(run, None if finished else stop.name)
     return Outcome(path, run.progress.step, run.progress.val_loss, stopped=not finished)
 
 
@@ -268,66 +265,3 @@ def _tracker(
         # Who stops a run does not wait long; what is not sent then is in the run's own files.
         code = EXIT_STOPPED if stop.interrupted else ending.exit_code
         tracker.finish(code, at_most=math.inf if stop.name is None else TRACKER_SECONDS)
-
-
-def _describe(run: Run, plan: Plan, places: list[dict[str, Any]]) -> None:
-    config, train_split = run.config, plan.data.train
-    log.info("run       %s", shown(run.path))
-    log.info(
-        "data      %s, %s train tokens, metadata_sha256 %s",
-        shown(train_split.manifest.directory), f"{train_split.total_tokens:,}", train_split.metadata_sha256,
-    )  # fmt: skip
-    log.info("loader    %s, %s", config.loader.name, _epoch_in_words(config, run.loader))
-    log.info(
-        "model     %s, %s parameters, on %s", config.model.name, f"{parameter_count(run.model):,}", run.device
-    )
-    if plan.initial is not None:
-        log.info("weights   of %s%s", shown(plan.initial.path), _cut_positions(run, plan.initial))
-    if plan.saved is not None and not plan.goes_on:
-        log.info("branch    of %s at step %d", shown(plan.saved.run_dir), plan.saved.step)
-    log.info(
-        "trains    to step %d, a line every %d steps",
-        run.budget, 1 if config.trainer.log_batch_hash else config.trainer.log_interval,
-    )  # fmt: skip
-    if run.ranks.several:
-        log.info("ranks     %s", _ranks_in_words(run, places))
-    if run.limit.minutes is not None:
-        log.info(
-            "time      trainer.max_minutes=%g of this process: it stops before, in time to save",
-            run.limit.minutes,
-        )
-    if run.progress.step:
-        log.info("resumed   at step %d, epoch %d", run.progress.step, run.progress.epoch)
-
-
-def _ranks_in_words(run: Run, places: list[dict[str, Any]]) -> str:
-    hosts = list(dict.fromkeys(place["host"] for place in places))
-    rows = run.loader.batch_size // run.ranks.size
-    return f"{run.ranks.size} on {', '.join(hosts)}, {rows} of a step's sequences each"
-
-
-def _epoch_in_words(config: TrainConfig, loader: Loader) -> str:
-    times = "pairs of" if layout(config.loader) == "contrastive" else "x"
-    words = [
-        f"{loader.batch_size} {times} {loader.seq_len} tokens a step",
-        f"{loader.batches_per_epoch} steps an epoch",
-        f"{loader.dropped_tokens} tokens dropped at its end",
-    ]
-    if loader.skipped_tokens:
-        words.append(f"{loader.skipped_tokens} tokens that no epoch reads")
-    return ", ".join(words)
-
-
-def _cut_positions(run: Run, initial: Checkpoint) -> str:
-    known, kept = initial.config["loader"]["seq_len"], run.model.seq_len
-    return f", the first {kept} of its {known} positions" if known > kept else ""
-
-
-def _say_goodbye(run: Run, stopped_by: str | None) -> None:
-    step, again = run.progress.step, command("train", f"resume={shown(run.path)}")
-    if stopped_by is not None:
-        log.info("stopped by %s after step %d, which is saved. Go on: %s", stopped_by, step, again)
-        return
-    # Trained on where it lies, a sweep's job would be no result of the sweep any more.
-    elsewhere = " run.name=NEW_NAME" if (run.path / JOB_FILE).is_file() else ""
-    log.info("done at step %d. Train on: %s%s trainer.max_steps=%d", step, again, elsewhere, 2 * step)
