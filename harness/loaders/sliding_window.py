@@ -98,12 +98,17 @@ class SlidingWindowLoader(HintingLoader):
             return np.arange(start, start + count)
         return uniform_draws(self.windows, self._key(), start, count)
 
-    def _read_samples(self, ids: Ids) -> Pair:
+    def read_at(self, place: int) -> Pair:
+        """As in `lookahead.Source`; the windows of a block of the order are located all at once."""
+        self._ids(place)
         first, block = self._blocks[False]
         if self._planned is None or self._planned[0] is not block:
             self._planned = block, self._tokens.plan(block * self.stride, self.seq_len)
-        place = self._position + self._shift - first
-        return self._planned[1].get(place, place + len(ids))
+        number = place + self._shift - first
+        return self._planned[1].get(number, number + self._rows)
+
+    def _read_samples(self, ids: Ids) -> Pair:
+        return self._tokens.get_windows(ids * self.stride, self.seq_len)
 
     def _origins(self, ids: list[int]) -> list[Origin]:
         starts = ((number, number * self.stride) for number in ids)
