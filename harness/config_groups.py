@@ -201,7 +201,7 @@ class MuonConfig(OptimizerConfig):
     """Muon for the matrices inside the model, with `momentum`; AdamW, which `betas` are of, for the rest."""
 
     name: str = "muon"
-    lr: float = 3e-3
+    lr: float = 6e-3
     momentum: float = 0.95
 
 
