@@ -27,6 +27,7 @@ from harness.parallel import distribute, is_sharded, settle_buckets, shard
 from harness.peak_memory import PeakMemory
 from harness.ranks import ALONE, Ranks, current
 from harness.restore import restore
+from harness.run import Run
 from harness.run_dir import Status
 from harness.sample import make_sampler
 from harness.saving import Saver
@@ -36,7 +37,6 @@ from harness.storage import PairStore
 from harness.time_limit import TimeLimit
 from harness.tracking import Tracker
 from harness.tracking.jsonl import MetricsFile
-from harness.trainer import Run
 
 if TYPE_CHECKING:
     from harness.profiling import StepProfiler

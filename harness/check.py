@@ -37,10 +37,10 @@ from harness.plan_text import (
     size,
 )
 from harness.ranks import Ranks
+from harness.run import Progress
 from harness.start import Plan, Start
 from harness.step_cost import Shape, evaluation_seconds, mend, random_batch, shape_of, try_step
 from harness.storage import Store
-from harness.trainer import Progress
 
 _BY_TIME = re.compile(r"\d{2}-\d{2}-\d{2}-\d{6}_.+")  # a run's own folder where nobody names one
 

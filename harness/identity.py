@@ -15,8 +15,8 @@ from harness.config import TrainConfig
 from harness.config_record import to_dict
 from harness.data_chain import first_value
 from harness.data_setup import Data
+from harness.run import Progress
 from harness.run_dir import read_status
-from harness.trainer import Progress
 
 if TYPE_CHECKING:
     from harness.build import Learner

@@ -40,11 +40,12 @@ from harness.meeting import Meeting
 from harness.peak_memory import PeakMemory
 from harness.preemption import TRACKER_SECONDS, StopRequest, listening
 from harness.ranks import joined
+from harness.run import Run
 from harness.run_lines import describe, say_goodbye
 from harness.start import Plan
 from harness.tracking import NoTracker, TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
-from harness.trainer import Run, data_chain, train
+from harness.trainer import data_chain, train
 
 log = logging.getLogger("harness")
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from harness.loaders import Loader, SeekableLoader
     from harness.memory_estimate import Memory
     from harness.model import GPT
+    from harness.run import Progress
     from harness.storage import Store
-    from harness.trainer import Progress
 
 _SAMPLES = {"sliding_window": "windows", "contrastive_rows": "pairs"}  # what a loader's samples are called
 

@@ -10,9 +10,9 @@ from harness.commands import command, shown
 from harness.config import TrainConfig, layout
 from harness.loaders import Loader
 from harness.model import parameter_count
+from harness.run import Run
 from harness.run_dir import JOB_FILE
 from harness.start import Plan
-from harness.trainer import Run
 
 log = logging.getLogger("harness")
 

@@ -17,8 +17,8 @@ from harness.errors import RunFailed
 from harness.memory_estimate import Memory, estimate, fitting_micro_batch, micro_batch, room_on
 from harness.model import GPT
 from harness.plan_text import due, size
+from harness.run import Progress
 from harness.storage import PairStore, RowStore, Store
-from harness.trainer import Progress
 
 
 class Shape(NamedTuple):

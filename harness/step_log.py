@@ -14,10 +14,10 @@ from harness.tracking.jsonl import read_rows
 
 if TYPE_CHECKING:
     from harness.evaluation import Evaluation
+    from harness.run import Progress
     from harness.run_dir import Status
     from harness.tracking import Tracker
     from harness.tracking.jsonl import MetricsFile
-    from harness.trainer import Progress
 
 log = logging.getLogger("harness")
 

@@ -32,8 +32,8 @@ from harness.replay import RunRecord
 
 if TYPE_CHECKING:
     from harness.lineage import Segment
+    from harness.run import Run
     from harness.storage import Store
-    from harness.trainer import Run
 
 log = logging.getLogger("harness")
 

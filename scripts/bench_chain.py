@@ -43,11 +43,11 @@ from harness.data_setup import open_data
 from harness.files import write_atomic, write_json
 from harness.loaders import build_loader, make_loader
 from harness.replay import SegmentReader, open_run, source_of
+from harness.run import Run
 from harness.run_dir import Status, log_file
 from harness.storage import open_store
 from harness.tracking import NoTracker
 from harness.tracking.jsonl import MetricsFile
-from harness.trainer import Run
 
 LOADERS: dict[str, type[LoaderConfig]] = {"sequential": LoaderConfig, "sliding_window": SlidingWindowConfig}
 

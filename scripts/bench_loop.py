@@ -57,10 +57,11 @@ from harness.files import write_json
 from harness.loaders import Batch, Loader, TokenDataLoader, make_loader
 from harness.optim import lr_at
 from harness.preemption import StopRequest
+from harness.run import Run
 from harness.run_dir import Status, log_file
 from harness.storage import TokenStore
 from harness.tracking import NoTracker
-from harness.trainer import Run, train
+from harness.trainer import train
 
 
 class BareLoop:

@@ -38,10 +38,11 @@ from harness.files import write_json
 from harness.host_copy import tensor_bytes
 from harness.loaders import make_loader
 from harness.preemption import StopRequest
+from harness.run import Run
 from harness.run_dir import Status
 from harness.saving import Saver
 from harness.tracking import NoTracker
-from harness.trainer import Run, train
+from harness.trainer import train
 
 WAYS = ("without", "background", "synchronous")
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness import launch
 from harness.loaders import Batch
-from harness.trainer import Run
+from harness.run import Run
 from tests.helpers_runs import run, tiny_config, write_pair_set, write_text_set
 
 _aten = torch.ops.aten

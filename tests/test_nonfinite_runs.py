@@ -19,7 +19,7 @@ from harness.errors import RunFailed
 from harness.guard import MOST_SKIPS
 from harness.model import GPT
 from harness.replay import open_run, reader_of
-from harness.trainer import Run
+from harness.run import Run
 from tests.helpers_runs import run, tiny_config, train_py, train_rows, weights, write_text_set
 from tests.helpers_sets import write_set
 

@@ -19,6 +19,7 @@ from harness.model import GPT
 from harness.preemption import StopRequest
 from harness.ranks import Ranks
 from harness.replay import open_run, reader_of
+from harness.run import Run
 from tests.helpers_ranks import side_by_side, train_side_by_side
 from tests.helpers_runs import rows, run, tiny_config, train_rows, write_text_set
 from tests.test_nonfinite_runs import RARE, set_with_rare_tokens
@@ -62,7 +63,7 @@ def test_what_one_rank_wishes_all_do_one_step_later() -> None:
 def asked_after_five_steps() -> None:
     step = trainer.train_step
 
-    def then_asked(run: trainer.Run, *arguments: Any) -> Any:
+    def then_asked(run: Run, *arguments: Any) -> Any:
         if is_rank_1() and run.progress.step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(run, *arguments)

@@ -16,6 +16,7 @@ import torch
 from harness import checkpoint, checkpoint_writer
 from harness.config import CheckpointConfig
 from harness.errors import RunFailed
+from harness.run import Run
 from harness.saving import Saver
 from tests.helpers_checkpoints import parts
 from tests.helpers_disks import files_up_to, unwritable
@@ -207,7 +208,7 @@ def test_a_run_on_a_disk_that_was_full_for_a_while_ends_as_any_other(
     run(tiny_config(data), tmp_path / "straight")
     original, limits = trainer.next_batch, []
 
-    def batch(a_run: trainer.Run) -> Any:
+    def batch(a_run: Run) -> Any:
         if a_run.progress.step == 5:
             a_run.saver.wait()  # for step 4
             limits.append(files_up_to(1000))

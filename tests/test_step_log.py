@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from harness import garbage
+from harness.run import Progress
 from harness.run_dir import Status
 from harness.step_log import StepLog
 from harness.sweep.curves import read_metrics
 from harness.tracking import NoTracker
 from harness.tracking.jsonl import MetricsFile
-from harness.trainer import Progress
 
 
 def test_a_row_has_the_median_and_the_longest_wait_and_their_share(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from harness import trainer
 from harness.checkpoint import step_dir
+from harness.run import Run
 from tests.helpers_runs import rows, run, snapshot, tiny_config, write_text_set
 
 
@@ -45,7 +46,7 @@ def test_its_loss_is_not_forgotten_where_the_run_dies_before_it_is_saved_again(
     again = tiny_config(data, resume=str(path))
     step = trainer.train_step
 
-    def dying_after_six(run_: trainer.Run, *arguments: Any) -> Any:
+    def dying_after_six(run_: Run, *arguments: Any) -> Any:
         return 1 / 0 if run_.progress.step == 6 else step(run_, *arguments)
 
     for name, broken in (("evaluate", lambda *_, **__: 1 / 0), ("train_step", dying_after_six)):

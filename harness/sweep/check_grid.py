@@ -21,6 +21,7 @@ from harness.memory_estimate import micro_batch
 from harness.model import parameter_count
 from harness.overrides import key_of
 from harness.plan_text import lasting, size
+from harness.run import Progress
 from harness.start import Start, first_batch
 from harness.step_cost import Shape, evaluation_seconds, random_batch, shape_of, try_step
 from harness.storage import Store
@@ -30,7 +31,6 @@ from harness.sweep.identity import place_for
 from harness.sweep.job import release
 from harness.sweep.states import DONE, RUNNING, WAITING, read_state
 from harness.sweep.sweep_words import telling
-from harness.trainer import Progress
 
 
 @dataclass
