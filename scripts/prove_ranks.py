@@ -152,14 +152,16 @@ def prove_resumes(proof: Proof) -> None:
 
 def prove_kills(proof: Proof) -> None:
     dropout = "model.dropout=0.1"
-    started = time.monotonic()
     problem = train(proof, "undisturbed", 2, dropout)
-    seconds = time.monotonic() - started
-    proof.note("2 ranks, undisturbed", f"{seconds:.0f} s", problem)
+    begin, end = (
+        max(path.stat().st_mtime for path in proof.run("undisturbed").glob(pattern))
+        for pattern in ("environment.json", "checkpoints/*/checkpoint.json")
+    )
+    proof.note("2 ranks, undisturbed", f"{end - begin:.1f} s of training", problem)
     for number in range(proof.kills):
         name, rank = f"killed-{number}", proof.random.randrange(2)
         launch = begun(proof, 2, proof.words(f"run.name={name}", dropout), flags=("--max-restarts=3",))
-        said = kill(proof, name, rank, proof.random.uniform(0.0, 0.4) * seconds)
+        said = kill(proof, name, rank, proof.random.uniform(0.0, 0.9) * (end - begin))
         problem = launch.end() or other_weights(proof, name, "undisturbed")
         proof.note(f"rank {rank} of 2 killed", said, problem)
 
