@@ -5,6 +5,7 @@ Tensors are in two files, or in shards: see `shard_files.py`. The functions take
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ _OPTIONAL_TRAINER_KEYS: dict[str, tuple[type, ...]] = {
 }
 
 
-def sharded_files(ranks: int) -> tuple[str, ...]:
-    """The files of a step that so many ranks wrote in shards."""
-    return (SHARDS, *part_files(ranks), *SMALL_FILES)
+def expected_files(names: Iterable[str]) -> tuple[str, ...]:
+    """The files of a whole step that has these `names`: those of shards where one of them is a part."""
+    ranks = ranks_of(names)
+    return (SHARDS, *part_files(ranks), *SMALL_FILES) if ranks else FILES
 
 
 def check_file(path: Path, name: str, entry: dict[str, Any]) -> None:
@@ -85,8 +87,8 @@ def read_index(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{file} is not an index of this harness: it must hold format_version, step and files"
         )
-    expected = FILES if version == FORMAT_VERSION else sharded_files(max(1, ranks_of(entries)))
-    if set(entries) != set(expected):
+    expected = expected_files(entries)
+    if set(entries) != set(expected) or (version == FORMAT_VERSION) != (expected == FILES):
         raise UserError(f"{file} names {', '.join(sorted(entries))}; expected {', '.join(sorted(expected))}")
     for name, entry in entries.items():
         whole = isinstance(entry, dict) and set(entry) == {"bytes", "sha256"}

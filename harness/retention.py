@@ -16,7 +16,7 @@ from typing import Any
 
 from harness import incidents
 from harness.checkpoint import checkpoints_dir, complete_steps, step_dir
-from harness.checkpoint_files import FILES, INDEX, TRAINER
+from harness.checkpoint_files import INDEX, TRAINER, expected_files
 from harness.config import CheckpointConfig
 from harness.files import fsync_dir
 
@@ -115,7 +115,8 @@ def _own(run_dir: Path, run_id: str) -> dict[int, dict[str, Any]]:
             trainer = json.loads((folder / TRAINER).read_bytes())
         except (OSError, ValueError):
             continue
-        if folder.is_symlink() or names != {*FILES, INDEX} or not isinstance(trainer, dict):
+        whole = names == {*expected_files(names), INDEX}
+        if folder.is_symlink() or not whole or not isinstance(trainer, dict):
             continue
         if trainer.get("run_id") == run_id and trainer.get("step") == step:
             found[step] = trainer

@@ -59,6 +59,7 @@ class Sharing:
         self._own: list[str] = []
         self._pieces: dict[str, list[Piece]] | None = None
 
+    @torch.no_grad()
     def share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Share:
         """This rank's share of what both hold now, not copied. A collective."""
         state = named_state(model, optimizer)
@@ -79,7 +80,8 @@ class Sharing:
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """`model.NAME` and `optimizer.NAME.KEY`: the tensors themselves, sharded where they are."""
-    state = {f"{MODEL_PART}.{name}": tensor for name, tensor in model.state_dict().items()}
+    weights = model.state_dict(keep_vars=True)  # so that nothing is made of thousands of tensors
+    state = {f"{MODEL_PART}.{name}": tensor for name, tensor in weights.items()}
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
