@@ -220,13 +220,14 @@ def _differing_storage(config: TrainConfig, manifest: Manifest) -> dict[str, tup
 
 def _differing_files(config: TrainConfig, store: Store) -> dict[str, tuple[Any, Any]]:
     """Text and tokenizer files that the configuration names and the set was not made from."""
-    from harness.prepare import recorded_corpus_path, tokenizer_identity
+    from harness import prepare
 
     differing: dict[str, tuple[Any, Any]] = {}
-    named, recorded = get(config, "corpus.path"), recorded_corpus_path(store.manifest.directory)
-    if named is not None and recorded is not None and named != recorded:
-        differing["corpus.path"] = (recorded, named)
-    ours, theirs = tokenizer_identity(config.tokenizer), store.manifest.tokenizer.sha256
+    if (named := get(config, "corpus.path")) is not None:
+        recorded = prepare.recorded_corpus_path(store.manifest.directory)
+        if recorded is not None and named != recorded:
+            differing["corpus.path"] = (recorded, named)
+    ours, theirs = prepare.tokenizer_identity(config.tokenizer), store.manifest.tokenizer.sha256
     if ours is not None and theirs is not None and ours != theirs:
         differing["tokenizer.path"] = (f"sha256 {theirs}", f"{get(config, 'tokenizer.path')}, sha256 {ours}")
     return differing

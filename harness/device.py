@@ -78,7 +78,9 @@ def set_numerics(config: TrainConfig, device: torch.device) -> None:
         torch.set_float32_matmul_precision("high")
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(config.deterministic)  # also back: a sweep has many runs in a process
+    # Also back: a sweep has many runs in a process. Only where it changes: the call imports torch's compiler.
+    if config.deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(config.deterministic)
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -23,6 +23,8 @@ def make_optimizer(
     """
     import torch
 
+    from harness.adamw import AdamW
+
     hidden = hidden_matrices(model) if isinstance(config, MuonConfig) else []
     chosen = {id(parameter) for parameter in hidden}
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
@@ -33,7 +35,7 @@ def make_optimizer(
     beta1, beta2 = config.betas
     fused = torch.device(device).type in ("cuda", "cpu")
     if not isinstance(config, MuonConfig):
-        return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2), fused=fused)
+        return AdamW(groups, lr=config.lr, betas=(beta1, beta2), fused=fused)
     check_available(config)
     from harness.muon import MuonAdamW
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from harness.errors import UserError
 from harness.prepare.corpora import SourceFile
-from harness.prepare.job import SHARDING, Job, fingerprint_of, preparation_settings
+from harness.prepare.job import Job, fingerprint_of
 from harness.prepare.old_set import read_old_set
 from harness.prepare.seal import storage_section
+from harness.prepare.settings import SHARDING, preparation_settings
 from harness.prepare.summary import SplitSummary, Summary
 from harness.prepare.tokenizers import tokenizer_files
 from harness.prepare.workplace import provenance

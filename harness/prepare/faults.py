@@ -9,7 +9,8 @@ from harness.config_groups import JsonlCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.prepare import workplace
 from harness.prepare.corpora import changed_since_listed
-from harness.prepare.job import Job, PrepareLike, preparation_settings
+from harness.prepare.job import Job
+from harness.prepare.settings import PrepareLike, preparation_settings
 from harness.prepare.state import Counts, State
 from harness.prepare.writers import Writer
 

@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.config import PrepareScriptConfig, TrainConfig, layout, row_width
+from harness.config import layout, row_width
 from harness.config_groups import (
     BpeTokenizerConfig,
     Hdf5DataConfig,
     JsonlCorpusConfig,
-    ParquetCorpusConfig,
-    TextCorpusConfig,
 )
-from harness.escapes import escape
 from harness.prepare import chunks, workplace
 from harness.prepare.bpe import learn_tokenizer
 from harness.prepare.corpora import SourceFile, separator_of
@@ -28,15 +25,14 @@ from harness.prepare.documents import Rules
 from harness.prepare.old_set import OldSet
 from harness.prepare.pool import default_workers
 from harness.prepare.seal import storage_section
+from harness.prepare.settings import PrepareLike, preparation_settings
 from harness.prepare.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 from harness.storage.manifest import load_manifest
 from harness.storage.manifest_schema import StorageInfo
 
 SMALL_CORPUS_BYTES = 64 << 20  # below it, starting processes costs more than they save
 JOURNAL_VERSION = 2  # of the state and the writers' states
-SHARDING = "tokens"  # what a manifest means that does not say
 Report = Callable[[str], object]
-PrepareLike = PrepareScriptConfig | TrainConfig
 
 
 @dataclass(frozen=True)
@@ -117,30 +113,6 @@ class Job:
 def fingerprint_of(files: list[SourceFile]) -> str:
     """Changes with the list of files, a size or a modification time."""
     return _sha256_json([file.fingerprint() for file in files])
-
-
-def preparation_settings(config: PrepareLike) -> dict[str, Any]:
-    """The manifest's `preparation` as far as it follows from the config: all but `corpus_sha256`."""
-    settings: dict[str, Any] = {"corpus": config.corpus.name}
-    if isinstance(config.corpus, JsonlCorpusConfig) and layout(config.loader) == "contrastive":
-        settings["pair_fields"] = list(config.corpus.pair_fields)
-    elif isinstance(config.corpus, JsonlCorpusConfig | ParquetCorpusConfig):
-        settings["field"] = config.corpus.field
-    if isinstance(config.corpus, TextCorpusConfig):
-        # also null and [], so that a set without one differs from one with
-        separator = separator_of(config.corpus)
-        settings["separator"] = None if separator is None else escape(separator.decode())
-        settings["suffixes"] = sorted(set(config.corpus.suffixes))
-    if isinstance(config.tokenizer, BpeTokenizerConfig):
-        settings["bpe_vocab_size"] = config.tokenizer.vocab_size
-        settings["bpe_train_bytes"] = config.tokenizer.train_bytes
-    settings |= {
-        "max_document_tokens": config.prepare.max_document_tokens,
-        "val_fraction": float(config.prepare.val_fraction),
-    }
-    if config.prepare.sharding == SHARDING:
-        return settings | {"shard_tokens": config.prepare.shard_tokens}
-    return settings | {"sharding": config.prepare.sharding}
 
 
 def versions(tokenizer: str) -> dict[str, str | None]:

@@ -31,9 +31,10 @@ from harness.prepare.faults import (
     check_several_documents,
     disk_error,
 )
-from harness.prepare.job import Job, PrepareLike, Report
+from harness.prepare.job import Job, Report
 from harness.prepare.pool import encode_all
 from harness.prepare.records import recorded_counts, write_records
+from harness.prepare.settings import PrepareLike
 from harness.prepare.sources import Reuse, end_sources, job_chunks, reusable
 from harness.prepare.state import Counts, State
 from harness.prepare.summary import Progress, Summary

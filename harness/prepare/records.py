@@ -16,9 +16,10 @@ from harness.config_groups import CorpusConfig, JsonlCorpusConfig, ParquetCorpus
 from harness.files import sha256_file, write_json
 from harness.prepare import workplace
 from harness.prepare.corpora import SourceFile
-from harness.prepare.job import Job, fingerprint_of, preparation_settings, versions
+from harness.prepare.job import Job, fingerprint_of, versions
 from harness.prepare.old_set import OldSet
 from harness.prepare.seal import storage_section
+from harness.prepare.settings import preparation_settings
 from harness.prepare.state import Counts, State
 from harness.storage.manifest import write_manifest
 from harness.storage.manifest_schema import DTYPES

@@ -10,9 +10,10 @@ from typing import Any
 from harness.errors import UserError
 from harness.prepare import workplace
 from harness.prepare.chunks import Chunk, stream_chunks
-from harness.prepare.job import Job, preparation_settings, versions
+from harness.prepare.job import Job, versions
 from harness.prepare.old_set import OldSet, read_old_set
 from harness.prepare.seal import storage_section
+from harness.prepare.settings import preparation_settings
 from harness.prepare.state import State
 from harness.prepare.writers import Writer
 
