@@ -192,8 +192,8 @@ def report(result: dict[str, Any]) -> None:
     print(f"\nto the first step: {ratio:.2f} times what torch and Hydra take to import")
     print(
         f"imports, ms: torch and Hydra {found['torch_and_hydra_ms']:.0f}, our {len(found['modules'])} "
-        f"modules {found['ours_ms']:.0f}, what they pull in besides {found['pulled_ms']:.0f}; torch's compiler: "
-        f"{', '.join(found['compiler']) or 'not imported'}"
+        f"modules {found['ours_ms']:.0f}, what they pull in besides {found['pulled_ms']:.0f}\n"
+        f"torch's compiler: {', '.join(found['compiler']) or 'not imported'}"
     )
     for title, table in (("our modules", found["modules"]), ("pulled in", found["packages"])):
         first = [f"{name} {milliseconds:.1f}" for name, milliseconds in list(table.items())[:12]]

@@ -70,6 +70,27 @@ def test_the_optimizer_is_fused_and_agrees_with_the_plain_one() -> None:
     torch.testing.assert_close(models[0].bias, models[1].bias)
 
 
+def test_without_the_compilers_wrappers_it_is_torchs_fused_adamw_to_the_bit() -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(7, 5), nn.Linear(7, 5)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours = make_optimizer(models[0], OptimizerConfig(lr=0.01), torch.device("cpu"))
+    settings = [{"params": [models[1].weight], "weight_decay": 0.1}]
+    settings.append({"params": [models[1].bias], "weight_decay": 0.0})
+    theirs = torch.optim.AdamW(settings, lr=0.01, betas=(0.9, 0.95), fused=True)
+    inputs = torch.randn(3, 7)
+    for _ in range(3):
+        for model, optimizer in zip(models, (ours, theirs), strict=True):
+            model(inputs).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert model.weight.grad is None
+        ours.load_state_dict(theirs.state_dict())
+        assert torch.equal(models[0].weight, models[1].weight)
+        assert torch.equal(models[0].bias, models[1].bias)
+    assert str(ours.state_dict()) == str(theirs.state_dict())
+
+
 def test_frozen_parameters_stay_out_of_the_optimizer() -> None:
     model = nn.Linear(3, 2)
     model.bias.requires_grad_(False)

@@ -80,10 +80,16 @@ def test_a_run_finishes_where_wandb_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "broken" / "wandb").mkdir(parents=True)
     (tmp_path / "broken" / "wandb" / "__init__.py").write_text("raise ImportError('half installed')\n")
     data = write_text_set(tmp_path / "set")
-    result = train_py_from_nothing(*words(data), cwd=tmp_path, PYTHONPATH=f"{tmp_path / 'broken'}:{ROOT}")
+    result = train_py_from_nothing(
+        *words(data), cwd=tmp_path, PYTHONPATH=f"{tmp_path / 'broken'}:{ROOT}", PYTHONPROFILEIMPORTTIME="1"
+    )
     assert result.returncode == 0, result.stderr
     assert "half installed" in result.stdout
     assert len(train_rows(tmp_path / "runs" / "one")) == 4
+    # An interpreter of its own shows what a run imports: nothing that takes a second and has no use here.
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "|" in line}
+    assert {"torch", "harness.trainer"} <= imported
+    assert not {"torch._dynamo", "sympy", "h5py", "harness.prepare.pipeline"} & imported
 
 
 def test_a_run_finishes_where_the_server_cannot_be_reached(tmp_path: Path) -> None:
