@@ -17,6 +17,7 @@ from harness.config_groups import (
 from harness.loaders.batch import Batch, Loader, Origin, SeekableLoader
 from harness.loaders.block_shuffle import BlockShuffleLoader
 from harness.loaders.contrastive_rows import ContrastivePaddedDataset
+from harness.loaders.memory import keep_freed_memory
 from harness.loaders.padded_rows import PaddedDataset
 from harness.loaders.prefetch import Prefetcher
 from harness.loaders.sequential import TokenDataLoader
@@ -125,4 +126,5 @@ def build_loader(config: LoaderConfig, store: Store, **options: Any) -> Seekable
         if width is not None:
             words += f" loader.row_width={width} loader.seq_len={config.seq_len}"
         raise wrong_layout(store.manifest, f"loader={config.name}", layout(config), words)
+    keep_freed_memory()
     return LOADERS[config.name](config, store, **options)

@@ -80,9 +80,11 @@ def pairs(store: PairStore, ids: Ids, seq_len: int) -> tuple[Array, Array]:
 def side_by_side(store: PairStore, sides: Sequence[tuple[Array, Array]], seq_len: int) -> tuple[Array, Array]:
     """The same of the inputs and targets of each side, `(n, seq_len)` or narrower, which were read."""
     count = len(sides[0][0])
-    inputs = np.full((2 * count, seq_len), store.manifest.tokenizer.boundary_token_id or 0, np.int64)
-    targets = np.full((2 * count, seq_len), IGNORE, np.int64)
+    shape = (2 * count, seq_len)
+    inputs, targets = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    padding = store.manifest.tokenizer.boundary_token_id or 0
     for (ours, theirs), rows in zip(sides, (slice(count), slice(count, None)), strict=True):
         columns = ours.shape[1]
         inputs[rows, :columns], targets[rows, :columns] = ours, theirs
+        inputs[rows, columns:], targets[rows, columns:] = padding, IGNORE
     return inputs, targets

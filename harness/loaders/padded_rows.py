@@ -67,8 +67,8 @@ def inputs_and_targets(store: RowStore, ids: Ids, seq_len: int) -> tuple[Array, 
 
 def as_targets(rows: Array, mask: Array) -> tuple[Array, Array]:
     """The same of rows `(n, seq_len + 1)` and their mask, which were read."""
-    targets = np.full((len(rows), rows.shape[1] - 1), IGNORE, np.int64)
-    np.copyto(targets, rows[:, 1:], where=mask[:, 1:])
+    targets = rows[:, 1:].copy()
+    np.copyto(targets, IGNORE, where=~mask[:, 1:])  # two thirds of the time of copying where it is true
     return rows[:, :-1], targets
 
 

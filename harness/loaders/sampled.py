@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 
 # Samples whose order is computed at once: NumPy's cost a call is then spread over many batches. The first
 # block is small, because a start and a resume wait for it.
-_FIRST_BLOCK, _ORDER_BLOCK = 256, 8192
+_FIRST_BLOCK, _ORDER_BLOCK = 64, 8192
 
 _NO_IDS: Ids = np.empty(0, np.int64)
 
