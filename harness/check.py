@@ -26,6 +26,7 @@ from harness.errors import RunFailed, UserError
 from harness.identity import progress_of
 from harness.loaders import Loader
 from harness.meeting import Meeting
+from harness.parallel import is_sharded
 from harness.plan_text import (
     budget_lines,
     data_lines,
@@ -43,6 +44,7 @@ from harness.step_cost import Shape, evaluation_seconds, mend, random_batch, sha
 from harness.storage import Store
 
 _BY_TIME = re.compile(r"\d{2}-\d{2}-\d{2}-\d{6}_.+")  # a run's own folder where nobody names one
+_NO_STEP = "none is tried: with parallel=fsdp no device has the whole model, and a step takes all of them"
 
 
 def check_run(config: TrainConfig, path: Path) -> None:
@@ -104,8 +106,11 @@ def _check_plan(plan: Plan, ranks: Ranks) -> None:
     printed("data", data_lines(data))
     printed("loader", loader_lines(config, data.train))
     share = _share(config, ranks)
-    shape = shape_of(share, data.train.vocab_size, plan.device)
+    shape = shape_of(share, data.train.vocab_size, plan.device, _shards(config, ranks))
     _print_shape(config, share, shape, plan.device, plan.loader, progress)
+    if shape.shards > 1:
+        printed("dry step", [_NO_STEP])
+        return
     known = len(plan.changes)
     dry = try_step(share, shape, plan.device, lambda: start.learner_of(plan), lambda: start.first_batch(plan))
     printed("", plan.changes[known:])
@@ -126,6 +131,10 @@ def _share(config: TrainConfig, ranks: Ranks) -> TrainConfig:
     return dataclasses.replace(config, loader=dataclasses.replace(config.loader, batch_size=rows))
 
 
+def _shards(config: TrainConfig, ranks: Ranks) -> int:
+    return ranks.size if is_sharded(config, ranks) else 1
+
+
 def _check_unprepared(
     config: TrainConfig, path: Path, begin: Start, missing: list[TrainConfig], ranks: Ranks
 ) -> None:
@@ -144,8 +153,12 @@ def _check_unprepared(
         printed("data", lines)
     vocab_size = expected_vocab_size(config.tokenizer) if saved is None else saved.trainer["vocab_size"]
     share = _share(config, ranks)
-    shape, progress = shape_of(share, vocab_size, device), progress_of(saved)
+    shape = shape_of(share, vocab_size, device, _shards(config, ranks))
+    progress = progress_of(saved)
     _print_shape(config, share, shape, device, None, progress)
+    if shape.shards > 1:
+        printed("dry step", [_NO_STEP])
+        return
 
     def learner() -> Learner:
         return build_learner(config, vocab_size, device, None, begin.initial)
@@ -181,7 +194,8 @@ def _print_shape(
 ) -> None:
     """`share`: what one rank takes of a step of `config`."""
     memory, room = shape.memory, shape.room
-    printed("budget", budget_lines(config, loader, progress, memory.weights + memory.optimizer))
+    saved = shape.shards * (memory.weights + memory.optimizer)
+    printed("budget", budget_lines(config, loader, progress, saved))
     printed("model", [model_line(config, shape.model)])
     lines = memory_lines(memory, room, str(device))
     if room is not None and memory.total > room:

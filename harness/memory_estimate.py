@@ -36,7 +36,8 @@ _CHUNK_LOGITS = 2 * 4
 @dataclass(frozen=True)
 class Memory:
     """Bytes. `reference`: the frozen weights of a run on preferences; `casts`: the bf16 copies of the weights
-    that the backward pass needs; `update`: what the optimizer's step copies; all 0 where there are none.
+    that the backward pass needs; `update`: what the optimizer's step copies; `gathered`: of a sharded model
+    the parts that are whole for a while, with their gradients; all 0 where there are none.
     """
 
     weights: int
@@ -48,6 +49,7 @@ class Memory:
     logits: int
     update: int
     accumulates: bool
+    gathered: int = 0
 
     @property
     def held(self) -> int:
@@ -58,7 +60,8 @@ class Memory:
     def step(self) -> int:
         """What a step needs beside it at its peak: one micro-batch's gradients come as its activations go."""
         ends = [self.logits, self.gradients]
-        passes = self.casts + self.activations + (sum(ends) if self.accumulates else max(ends))
+        passes = self.gathered + self.casts + self.activations
+        passes += sum(ends) if self.accumulates else max(ends)
         return max(passes, self.gradients + self.update)
 
     @property
@@ -66,21 +69,23 @@ class Memory:
         return self.held + self.step
 
 
-def estimate(config: TrainConfig, model: GPT, device: torch.device) -> Memory:
-    """The memory of a run of `model`, which may be on torch's meta device."""
+def estimate(config: TrainConfig, model: GPT, device: torch.device, shards: int = 1) -> Memory:
+    """The memory of a run of `model`, which may be on torch's meta device; of one of `shards` (fsdp.py)."""
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     pairs = layout(config.loader) == "contrastive"
     tokens = micro_batch(config) * config.loader.seq_len * (2 if pairs else 1)
+    accumulates = micro_batch(config) < config.loader.batch_size
     return Memory(
-        weights=weights,
-        gradients=weights,
-        optimizer=4 * state_numbers(model, config.optimizer),
-        reference=weights if pairs else 0,
+        weights=weights // shards,
+        gradients=weights if accumulates else weights // shards,
+        optimizer=4 * state_numbers(model, config.optimizer) // shards,
+        reference=weights // shards if pairs else 0,
         casts=_casts(model) if uses_bf16(config.precision, device) else 0,
         activations=tokens * _activations_a_token(config, device),
         logits=_logits(model, tokens),
-        update=4 * copied_numbers(model, config.optimizer),
-        accumulates=micro_batch(config) < config.loader.batch_size,
+        update=4 * copied_numbers(model, config.optimizer) // shards,
+        accumulates=accumulates,
+        gathered=_gathered(model) * (3 if pairs else 2) if shards > 1 else 0,
     )
 
 
@@ -89,10 +94,21 @@ def micro_batch(config: TrainConfig) -> int:
     return config.trainer.micro_batch_size or config.loader.batch_size
 
 
+def _gathered(model: GPT) -> int:
+    """The whole weights that a sharded model has at once: the root's, one layer's and the next one's."""
+    layers, others = _layers_and_others(model)
+    return 4 * (others + 2 * max(layers))
+
+
+def _layers_and_others(model: GPT) -> tuple[list[int], int]:
+    """The numbers in each layer's weights, and in all others."""
+    layers = [sum(parameter.numel() for parameter in block.parameters()) for block in model.h]
+    return layers, sum(parameter.numel() for parameter in model.parameters()) - sum(layers)
+
+
 def _casts(model: GPT) -> int:
     """bf16 copies of the weights; of a layer that is computed again they are made again."""
-    layers = [sum(parameter.numel() for parameter in block.parameters()) for block in model.h]
-    others = sum(parameter.numel() for parameter in model.parameters()) - sum(layers)
+    layers, others = _layers_and_others(model)
     return 2 * (others + (max(layers) if model.config.activation_checkpointing else sum(layers)))
 
 
@@ -118,7 +134,9 @@ def _activations_a_token(config: TrainConfig, device: torch.device) -> int:
     return model.n_layer * a_layer + ends
 
 
-def fitting_micro_batch(config: TrainConfig, model: GPT, device: torch.device, room: int) -> int | None:
+def fitting_micro_batch(
+    config: TrainConfig, model: GPT, device: torch.device, room: int, shards: int = 1
+) -> int | None:
     """The largest micro-batch, of those that divide the batch, whose step fits into `room` bytes by estimate.
 
     None where not even one sequence would.
@@ -126,7 +144,7 @@ def fitting_micro_batch(config: TrainConfig, model: GPT, device: torch.device, r
 
     def needs(micro: int) -> int:
         trainer = dataclasses.replace(config.trainer, micro_batch_size=micro)
-        return estimate(dataclasses.replace(config, trainer=trainer), model, device).total
+        return estimate(dataclasses.replace(config, trainer=trainer), model, device, shards).total
 
     batch = config.loader.batch_size
     smaller = [micro for micro in range(1, micro_batch(config)) if batch % micro == 0]

@@ -184,6 +184,7 @@ def memory_lines(memory: Memory, room: int | None, place: str) -> list[str]:
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
         "reference": memory.reference,
+        "gathered": memory.gathered,
         "bf16 copies": memory.casts,
         "activations": memory.activations,
         "logits": memory.logits,

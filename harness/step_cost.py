@@ -22,19 +22,23 @@ from harness.storage import PairStore, RowStore, Store
 
 
 class Shape(NamedTuple):
-    """What a run's model takes and what that needs. `room`: what its device has to give, if that is known."""
+    """What a run's model takes and what that needs. `room`: what its device has to give, if that is known.
+
+    `shards`: how many devices share the model itself; 1 where each has all of it.
+    """
 
     model: GPT
     device: torch.device
     memory: Memory
     room: int | None
+    shards: int
 
 
-def shape_of(config: TrainConfig, vocab_size: int, device: torch.device) -> Shape:
+def shape_of(config: TrainConfig, vocab_size: int, device: torch.device, shards: int = 1) -> Shape:
     """The model, without any memory for its weights, and the estimate of a step."""
     with torch.device("meta"):
         model = GPT(config.model, vocab_size=vocab_size, seq_len=config.loader.seq_len)
-    return Shape(model, device, estimate(config, model, device), room_on(device))
+    return Shape(model, device, estimate(config, model, device, shards), room_on(device), shards)
 
 
 def try_step(
@@ -73,7 +77,7 @@ def mend(config: TrainConfig, shape: Shape) -> str:
     room = (
         shape.room if shape.room is not None and shape.memory.total > shape.room else shape.memory.total - 1
     )
-    fitting = fitting_micro_batch(config, shape.model, shape.device, room)
+    fitting = fitting_micro_batch(config, shape.model, shape.device, room, shape.shards)
     if fitting is None:
         return "Use a smaller loader.seq_len or model: not even one sequence at a time would fit"
     return (

@@ -21,10 +21,11 @@ from torch.distributed.tensor import DTensor
 
 from harness import checkpoint_writer, convert_checkpoint, retention
 from harness.checkpoint import FILES, complete_steps, open_checkpoint, step_dir
-from harness.config import CheckpointConfig
+from harness.config import CheckpointConfig, TrainConfig
 from harness.config_groups import ModelConfig, OptimizerConfig
 from harness.errors import RunFailed, UserError
 from harness.fsdp import shard, whole_state
+from harness.memory_estimate import estimate
 from harness.model import GPT
 from harness.optim import make_optimizer
 from harness.ranks import ALONE, Ranks
@@ -78,8 +79,8 @@ def saved_parts(model: GPT, optimizer: torch.optim.Optimizer, step: int) -> dict
     return {"model": model, "optimizer": optimizer, **small}
 
 
-def trains_and_saves(ranks: Ranks, run: Path) -> dict[str, Tensor]:
-    """Steps 3, saved in the background, and 5: its weights."""
+def trains_and_saves(ranks: Ranks, run: Path) -> tuple[dict[str, Tensor], int]:
+    """5 steps, the third saved in the background: the weights, and the bytes that this rank holds."""
     model, optimizer = learner()
     train(model, optimizer, range(3), ranks)
     saver = ShardedSaver(run, CheckpointConfig(), ranks)
@@ -91,7 +92,7 @@ def trains_and_saves(ranks: Ranks, run: Path) -> dict[str, Tensor]:
     optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]  # as the guard holds a step back
     train(model, optimizer, range(5, 6), ranks)
     assert all(before[name].equal(local(tensor)) for name, tensor in named_state(model, optimizer).items())
-    return trained
+    return trained, sum(tensor.nbytes for tensor in before.values() if tensor.dim())
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, whole: list[dict[str, Tensor]]
     path = tmp_path_factory.mktemp("sharded")
     answers = side_by_side(2, trains_and_saves, path)
     assert answers.errors == [None, None]
-    assert all(furthest(weights, whole[1]) < 1e-5 for weights in answers.values)
+    for weights, held in answers.values:
+        assert furthest(weights, whole[1]) < 1e-5
+        assert held == estimate(TrainConfig(), learner(sharded=False)[0], torch.device("cpu"), 2).held
     return path
 
 
