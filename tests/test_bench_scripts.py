@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.helpers_forks import ROOT, forked
+from tests.helpers_runs import write_text_set
 
 
 def bench(script: str, *words: str) -> str:
@@ -134,6 +135,23 @@ def test_the_saves_benchmark_measures_every_way_and_what_is_copied(tmp_path: Pat
     assert 0.8 * result["checkpoint_bytes"] < copied < result["checkpoint_bytes"]
     assert result["ways"]["synchronous"]["copied_bytes"] == 0
     assert [file.name for file in tmp_path.iterdir()] == ["saves.json"]
+
+
+@pytest.mark.heavy
+def test_the_start_benchmark_times_every_way_to_its_first_step_and_lists_imports(tmp_path: Path) -> None:
+    data = write_text_set(tmp_path / "set")
+    words = [f"data.path={data}", "loader.seq_len=16", "loader.batch_size=4", "model.n_embd=32"]
+    options = ["--rounds=1", f"--folder={tmp_path}", f"--json={tmp_path / 'start.json'}"]
+    printed = bench("bench_start.py", *options, *words, "evaluation.tokens=200")
+    result = read(tmp_path / "start.json")
+    assert list(result["ways"])[-2:] == ["train.py tracker=none", "train.py, W&B offline"]
+    for name, row in result["ways"].items():
+        assert name in printed
+        assert row["seconds"] > 0
+    assert result["ways"]["torch"]["seconds"] > result["ways"]["python"]["seconds"]
+    assert result["imports"]["modules"]["harness.trainer"] > 0
+    assert result["imports"]["compiler"] == []
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["set", "start.json"]
 
 
 @pytest.fixture(scope="module")
