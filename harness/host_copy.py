@@ -19,7 +19,7 @@ class HostCopy:
 
     def __init__(self) -> None:
         self._memory: dict[tuple[Any, ...], Tensor] = {}
-        self._copied: list[torch.cuda.Event] = []
+        self._copied: list[tuple[torch.device, torch.cuda.Event]] = []
 
     def take(self, value: Any) -> Any:
         """The same containers with their tensors replaced by copies, which the next `take` overwrites."""
@@ -31,13 +31,16 @@ class HostCopy:
         for device in devices:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
-            self._copied.append(event)
+            self._copied.append((device, event))
         return copied
 
     def wait(self) -> None:
         """Return when the last copy is complete; may be called by another thread."""
-        for event in self._copied:
-            event.synchronize()
+        import torch
+
+        for device, event in self._copied:
+            with torch.cuda.device(device):  # a thread begins on the first GPU, and would take memory there
+                event.synchronize()
 
     def _copy(self, value: Any, key: tuple[Any, ...], devices: set[torch.device]) -> Any:
         import torch

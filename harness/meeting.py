@@ -113,9 +113,10 @@ class RanksMeeting(Meeting):
 
     @contextlib.contextmanager
     def one_by_host(self, name: str) -> Iterator[bool]:
-        # Two hosts may have one name, and a launcher knows its number.
-        key = f"{self._next(name)}/{os.environ.get('GROUP_RANK', '')}-{socket.gethostname()}"
-        first = self.ranks.local_rank == 0
+        # Two hosts may have one name, and a launcher knows its number. Not LOCAL_RANK 0: it may be unset.
+        host = f"{os.environ.get('GROUP_RANK', '')}-{socket.gethostname()}"
+        key = f"{self._next(name)}/{host}"
+        first = self.gather(f"{name}/hosts", host).index(host) == self.ranks.rank
         if not first:
             self._until([key])
         yield first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +79,20 @@ def test_a_host_s_other_ranks_wait_until_the_first_is_done(two: list[RanksMeetin
 
     assert side_by_side(lambda: enter(two[1]), lambda: enter(two[0])) == [None, None]
     assert order == [True, False]
+
+
+def test_each_host_has_a_first_rank_whatever_number_its_launcher_gives_it(
+    two: list[RanksMeeting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LOCAL_RANK is the rank where a launcher does not set it, so none of the second host is number 0."""
+    names = iter(["host-a", "host-b"])
+    monkeypatch.setattr(socket, "gethostname", lambda: next(names))
+
+    def enter(met: RanksMeeting) -> bool:
+        with met.one_by_host("data") as first:
+            return first
+
+    assert side_by_side(lambda: enter(two[0]), lambda: enter(two[1])) == [True, True]
 
 
 def test_whoever_waits_hears_of_a_failure(two: list[RanksMeeting]) -> None:
