@@ -54,10 +54,11 @@ class ShardedSaver(Saver):
             return
         self._begun, self._step, self._abandoned = time.monotonic(), step, False
         parts = self._shared(**parts)
-        self._error = self._ranks.broadcast(self._make_room(step, parts))
-        if self._error is None:
+        error = self._error = self._ranks.broadcast(self._make_room(step, parts))
+        if error is None:
             self._begin(parts, before)
-        if self._error is not None or not self._config.background:
+        # Not of `_error`: this rank's thread may have failed already, of which the others know nothing.
+        if error is not None or not self._config.background:
             self._agree()
 
     def finish(self) -> None:
@@ -99,6 +100,13 @@ class ShardedSaver(Saver):
             self._failures, self._failure = self._failures + 1, errors[0]
         else:
             self._failures, self._failure, self.last_saved = 0, "", step
+
+    def _failed(self, failure: str) -> None:
+        """Counted by every rank, said by rank 0."""
+        if self._ranks.leads:
+            super()._failed(failure)
+        else:
+            self._failures, self._failure = self._failures + 1, failure
 
     def _make_room(self, step: int, parts: dict[str, Any]) -> str | None:
         """Make the folder that every rank writes into; why it could not be made."""
