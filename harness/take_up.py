@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from harness import branch, completion, growth, resume_data, rng
+from harness import branch, completion, growth, rendezvous, resume_data, rng
 from harness.checkpoint import RNG, Checkpoint
 from harness.config import TrainConfig
 from harness.data_setup import Data
 from harness.loaders import Loader
-from harness.ranks import current
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +42,7 @@ def taken_up(
 def restore_rng(saved: Checkpoint, learner: Learner, config: TrainConfig, device: torch.device) -> list[str]:
     """Set every generator to the checkpoint's state; lines for the log. `UserError` where that cannot be."""
     assert learner.rng is not None
+    ranks = rendezvous.current().ranks  # not only of those that have joined: a plan is made without that
     return rng.restore(
-        learner.rng, device, source=saved.path / RNG, anew=config.seed + saved.step, ranks=current()
+        learner.rng, device, source=saved.path / RNG, anew=config.seed + saved.step, ranks=ranks
     )

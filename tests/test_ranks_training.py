@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,13 @@ from typing import Any
 import pytest
 
 from harness import checkpoint
+from harness.check import check_run
 from harness.config import TrainConfig
 from harness.config_groups import ContrastiveRowsConfig, LoaderConfig, PaddedRowsConfig
 from harness.errors import UserError
 from harness.parallel import check_shares
 from harness.ranks import Ranks
-from tests.helpers_ranks import train_side_by_side
+from tests.helpers_ranks import side_by_side, train_side_by_side
 from tests.helpers_runs import rows, run, tiny_config, weights, write_pair_set, write_row_set, write_text_set
 
 EXACT = {"model__dropout": 0.0, "checkpoint__keep_last": None}
@@ -79,6 +82,24 @@ def test_a_run_goes_on_with_the_same_batches_on_another_number_of_devices(
     assert_alike(path, straight[1])
     log = (path / "train.log").read_text()
     assert f"changed since the checkpoint: world_size {before} -> {now} (all random numbers begin anew" in log
+
+
+def plan(config: TrainConfig, path: Path) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        check_run(config, path)
+    return printed.getvalue()
+
+
+def test_the_plan_of_a_resume_counts_the_processes_that_would_train(
+    data: Path, straight: dict[int, Path], tmp_path: Path
+) -> None:
+    path = until(8, straight[2], tmp_path / "run")
+    config = tiny_config(data, **EXACT, resume=str(path))
+    answers = side_by_side(2, plan, config, path, joins=False)
+    assert answers.errors == [None, None]
+    assert "goes on after step 8" in answers.values[0]
+    assert "world_size" not in answers.values[0]
+    assert "world_size 2 -> 1 (all random numbers begin anew" in plan(config, path)
 
 
 def test_random_numbers_go_on_exactly_on_the_same_number_of_devices(data: Path, tmp_path: Path) -> None:
