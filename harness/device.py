@@ -17,6 +17,8 @@ from harness.ranks import ALONE, Ranks
 def select_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     """`auto` is CUDA where there is one; each of several ranks has the GPU of its number on its host.
 
+    A GPU always has its number, `cuda` is the first: some of torch's functions take no other, and a process
+    that has used another one before would go on with that.
     Raises `UserError` for a device that is not there, and for one that two ranks would share.
     """
     available = torch.cuda.is_available()
@@ -30,12 +32,14 @@ def select_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         raise UserError(
             f"device={name} is no device ({str(error).splitlines()[0]}). Use device=auto."
         ) from None
-    if device.type == "cuda" and (not available or (device.index or 0) >= torch.cuda.device_count()):
+    if device.type != "cuda":
+        return device
+    device = torch.device("cuda", device.index or 0)
+    if not available or device.index >= torch.cuda.device_count():
         raise UserError(
             f"device={name}: torch sees {torch.cuda.device_count()} CUDA devices. Use device=auto."
         )
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # or pinned memory and the like would take memory of the first one
+    torch.cuda.set_device(device)  # or pinned memory and the like would take memory of another one
     return device
 
 
@@ -76,7 +80,8 @@ def set_numerics(config: TrainConfig, device: torch.device) -> None:
     """TF32 for what stays in float32 on CUDA; deterministic algorithms on request."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-    if config.deterministic:
+        # Always: torch looks at it once, at the first product of matrices of a process, and a later run of
+        # the same process may be a deterministic one. What it asks for is what Hopper has by default.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Also back: a sweep has many runs in a process. Only where it changes: the call imports torch's compiler.
     if config.deterministic != torch.are_deterministic_algorithms_enabled():

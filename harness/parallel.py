@@ -7,6 +7,7 @@ device would have it up to the order of the sum.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from harness import restore
 from harness.config import TrainConfig, layout
+from harness.config_groups import ModelConfig
 from harness.device import should_compile, uses_bf16
 from harness.errors import UserError
 from harness.loaders.batch import check_sizes
@@ -48,8 +50,24 @@ def distribute(model: nn.Module, loss: Loss, ranks: Ranks) -> Distributed:
         from harness import fsdp
 
         return Distributed(loss, lambda: fsdp.accumulating(model))
+    if "torch._dynamo" in sys.modules and has_inner_graphs(model) and torch_release() < (2, 13):
+        # Its cutting of a compiled graph at DDP's buckets raises at such a graph; one bucket sums the same.
+        torch._dynamo.config.optimize_ddp = False
     wrapped = nn.parallel.DistributedDataParallel(_Forward(model, loss), gradient_as_bucket_view=True)
     return Distributed(wrapped, wrapped.no_sync)
+
+
+def has_inner_graphs(model: nn.Module) -> bool:
+    """Whether a compiled loss has graphs inside of its graph: recomputed blocks, or gradients of chunks."""
+    config = getattr(model, "config", None)
+    return isinstance(config, ModelConfig) and (
+        config.activation_checkpointing or config.loss_chunk_tokens is not None
+    )
+
+
+def torch_release(version: str = torch.__version__) -> tuple[int, ...]:
+    """The major and minor number of torch."""
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def settle_buckets(
