@@ -123,8 +123,9 @@ def limit(device: torch.device, memory: float | None) -> None:
     import resource
 
     room = room if memory is None else round(memory) - resident
-
+    if room <= 0:  # small steps find what they need in what the process has, and would seem to fit
+        raise MemoryError(f"{resident:,} bytes are taken before the first step, {room:,} are left")
     # What is private and writable: what is allocated counts at once, not when it is first written to.
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = max(1, data + room)
+    wanted = data + room
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if most < 0 else min(wanted, most), most))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,10 +67,9 @@ def main() -> None:
 
 
 def _check(options: FindOptions, line: CommandLine) -> None:
-    if options.devices < 1 or (options.memory_gb is not None and options.memory_gb <= 0):
-        raise UserError(
-            f"devices={options.devices} must be at least 1, memory_gb={options.memory_gb} above 0"
-        )
+    memory = options.memory_gb
+    if options.devices < 1 or (memory is not None and not 0 < memory < math.inf):
+        raise UserError(f"devices={options.devices} must be at least 1, memory_gb={memory} a number above 0")
     if line.multirun:
         raise UserError("find_batch tries one configuration: drop -m, and give each key one value")
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from harness.batch_trial import trial
+from harness.batch_trial import limit, trial
 from harness.config import TrainConfig
 from harness.config_groups import MuonConfig
 from harness.errors import UserError
-from harness.find_batch import FindOptions, find, search, vocabulary
+from harness.find_batch import FindOptions, find, main, search, vocabulary
 from tests.helpers_cli import TINY, make_root
 from tests.helpers_forks import CONTEXT, forked
 from tests.helpers_runs import snapshot, tiny_config, write_text_set
@@ -78,6 +80,22 @@ def test_what_the_user_can_mend_is_the_users_mistake(tmp_path: Path) -> None:
     config.resume = "runs/one"
     with pytest.raises(UserError, match="drop resume=runs/one"):
         find(config, FindOptions())
+
+
+@pytest.mark.parametrize("words", [["memory_gb=nan"], ["memory_gb=inf"], ["memory_gb=0"], ["devices=0"]])
+def test_what_cannot_be_tried_is_refused_before_anything_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["find_batch.py", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert "must be at least 1" in capsys.readouterr().err
+
+
+def test_a_limit_below_what_the_process_has_leaves_room_for_no_step() -> None:
+    with pytest.raises(MemoryError, match="taken before the first step"):
+        limit(torch.device("cpu"), 1e5)
 
 
 def test_the_vocabulary_is_the_sets_or_else_the_tokenizers(tmp_path: Path) -> None:
