@@ -10,7 +10,10 @@ The blocks take turns in one process. Evaluations and checkpoints have intervals
 it.
 
 MFU is `flops_per_token * tokens a second / peak`, by harness/model.py and the dense bf16 peak in
-harness/device.py; where that does not know the device there is none.
+harness/peak_flops.py; where that does not know the device there is none.
+
+What is measured is written after each part, so that a call which is ended early leaves what it has; a part
+that fails (out of memory, a compiler that is missing) says so in its place, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,7 @@ import torch
 from bench_parts import machine, median_interval, write_random_set
 from train_ladder import (
     VOCAB_SIZE,
+    clear,
     climb,
     flops_a_token,
     nanogpt_step,
@@ -60,6 +65,11 @@ class Bench:
 
     def say(self, words: str) -> None:
         print(words, flush=True)
+
+    def failed(self, part: str, error: Exception) -> str:
+        """Say that a part failed, and why; that in one line."""
+        self.say(f"  {part} failed:\n{''.join(traceback.format_exception(error))}")
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300].replace("|", "/")
 
 
 def compose_config(bench: Bench, model: str, data: Path) -> TrainConfig:
@@ -93,7 +103,11 @@ def ladder(bench: Bench, model: str) -> list[dict[str, Any]]:
     for rung in rungs(max(1, small // 4), small, compiled=options.compile):
         if bench.device.type not in rung.on:
             continue
-        timing = climb(rung, config, options.seq_len, bench.device, options.steps)
+        try:
+            timing = climb(rung, config, options.seq_len, bench.device, options.steps)
+        except Exception as error:
+            rows.append({"rung": rung.name, "failed": bench.failed(rung.name, error)})
+            continue
         rate = timing.tokens_per_s
         rows.append(
             {
@@ -121,6 +135,7 @@ def model_config(model: str) -> Any:
 def compare(bench: Bench, model: str) -> dict[str, Any]:
     """The harness, the bare loop and nanoGPT in turns: tokens a second, and the harness's own share."""
     options, device = bench.options, bench.device
+    clear(device)
     data = bench.folder / f"set-{model}"
     size, steps = batch_size(options, model), options.steps
     tokens = (options.blocks + 2) * steps * size * options.seq_len
@@ -143,6 +158,14 @@ def compare(bench: Bench, model: str) -> dict[str, Any]:
             bench.folder / f"run-{model}" / "profile", options.write / f"trace-{model}", dirs_exist_ok=True
         )
     return figures(bench, config, model, seconds)
+
+
+def compared(bench: Bench, model: str) -> dict[str, Any]:
+    """`compare`, or why it failed."""
+    try:
+        return compare(bench, model)
+    except Exception as error:
+        return {"model": model, "failed": bench.failed(model, error)}
 
 
 def figures(bench: Bench, config: TrainConfig, model: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
@@ -173,12 +196,18 @@ def tables(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in result["ladder"]:
+        if "failed" in row:
+            lines.append(f"| {row['rung']} | {row['failed']} | - | - | - | - |")
+            continue
         memory = "-" if row["peak_mb"] is None else f"{row['peak_mb'] / 1e3:.1f} GB"
         lines.append(
             f"| {row['rung']} | {row['ms']:.1f} | {row['tokens_per_s']:,.0f} | {_percent(row['mfu'])} "
             f"| {memory} | {row['ready_s']:.1f} s |"
         )
     for one in result["comparisons"]:
+        if "failed" in one:
+            lines += ["", f"{one['model']} failed: {one['failed']}"]
+            continue
         lines += ["", f"{one['model']}, {one['batch_size']} x {one['seq_len']} tokens a step, in turns:", ""]
         lines += ["| loop | tokens/s | MFU |", "|---|---|---|"]
         for name, rate in one["tokens_per_s"].items():
@@ -224,26 +253,53 @@ def main() -> None:
         parser.error(str(error))
     if options.compile is None:
         options.compile = device.type == "cuda"
+    options.compile = options.compile and compiles(device)
     options.words += [f"compile={str(options.compile).lower()}", f"profile={str(options.trace).lower()}"]
     logging.getLogger("harness").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory(prefix="bench-train-") as temporary:
-        bench = Bench(options, device, Path(temporary))
-        begun = time.perf_counter()
-        result: dict[str, Any] = {
-            "date": datetime.date.today().isoformat(),
-            "machine": machine() | {"device": _device_name(device)},
-            "seq_len": options.seq_len,
-            "ladder_model": options.models[0],
-            "ladder": ladder(bench, options.models[0]),
-            "comparisons": [compare(bench, model) for model in options.models],
-        }
-        result["seconds"] = time.perf_counter() - begun
+    result = measure(options, device)
     print(tables(result))
     print(f"\n{result['machine']['device']}, torch {torch.__version__}, {result['seconds']:.0f} s in all")
-    if options.write is not None:
-        options.write.mkdir(parents=True, exist_ok=True)
-        write_json(options.write / "train.json", result)
-        write_atomic(options.write / "train.md", f"# Training steps\n\n{tables(result)}\n")
+    if any("failed" in part for part in result["ladder"] + result["comparisons"]):
+        raise SystemExit(1)
+
+
+def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """All parts, written after each one."""
+    begun = time.perf_counter()
+    result: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine() | {"device": _device_name(device)},
+        "seq_len": options.seq_len,
+        "compiled": options.compile,
+        "ladder_model": options.models[0],
+        "ladder": [],
+        "comparisons": [],
+    }
+
+    def done(part: str, rows: list[dict[str, Any]]) -> None:
+        result[part] += rows
+        result["seconds"] = time.perf_counter() - begun
+        if options.write is not None:
+            options.write.mkdir(parents=True, exist_ok=True)
+            write_json(options.write / "train.json", result)
+            write_atomic(options.write / "train.md", f"# Training steps\n\n{tables(result)}\n")
+
+    with tempfile.TemporaryDirectory(prefix="bench-train-") as temporary:
+        bench = Bench(options, device, Path(temporary))
+        done("ladder", ladder(bench, options.models[0]))
+        for model in options.models:
+            done("comparisons", [compared(bench, model)])
+    return result
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether torch.compile works here, which needs a C compiler and Python's headers; said where not."""
+    try:
+        torch.compile(lambda x: x.sin() * 2)(torch.ones(8, device=device))
+    except Exception as error:
+        print(f"torch.compile does not work here, nothing is compiled: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _device_name(device: torch.device) -> str:

@@ -82,7 +82,7 @@ class Timing:
 
 def climb(rung: Rung, config: ModelConfig, seq_len: int, device: torch.device, steps: int) -> Timing:
     """Build and time one rung; the median of `steps` steps after the warm-up."""
-    _clear(device)
+    clear(device)
     begun = time.perf_counter()
     with _numerics(rung):
         step = _step_of(rung, config, seq_len, device)
@@ -171,8 +171,15 @@ def _numerics(rung: Rung) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _clear(device: torch.device) -> None:
+def clear(device: torch.device) -> None:
+    """Leave nothing to what is measured next: no memory, and no compiled graph.
+
+    One that was compiled for another batch would make the next one's dynamic, and of one function only so
+    many are kept (`torch._dynamo.config.recompile_limit`): the rest would silently not be compiled.
+    """
     gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

@@ -63,6 +63,20 @@ def test_the_training_benchmark_climbs_its_ladder_and_compares_the_loops(tmp_pat
 
 
 @pytest.mark.heavy
+def test_a_part_of_the_training_benchmark_that_fails_costs_no_other(tmp_path: Path) -> None:
+    words = ["--models", "nano", "--seq-len=8", "--batch-size=4", "--steps=1", "--blocks=1", "--device=cpu"]
+    wrong = ["--words", "model.n_head=3"]  # of the comparison alone
+    process = forked("scripts/bench_train.py", *words, f"--write={tmp_path}", *wrong, cwd=ROOT)
+    assert process.returncode == 1, process.stderr
+    result = read(tmp_path / "train.json")
+    assert all(row["tokens_per_s"] > 0 for row in result["ladder"])
+    (comparison,) = result["comparisons"]
+    assert "n_head=3" in comparison["failed"]
+    assert f"nano failed: {comparison['failed']}" in process.stdout
+    assert comparison["failed"] in (tmp_path / "train.md").read_text()
+
+
+@pytest.mark.heavy
 def test_the_hdf5_benchmark_measures_every_chunk_and_filter(tmp_path: Path) -> None:
     words = ["--tokens=70000", "--seconds=0.001", f"--folder={tmp_path}", f"--json={tmp_path / 'hdf5.json'}"]
     printed = bench("bench_hdf5.py", *words)
