@@ -77,11 +77,15 @@ class StepProfiler:
             return
         self._done = True
         last = self._first + _TRACED - 1
-        self._folder.mkdir(exist_ok=True)
         path = self._folder / f"steps-{self._first:08d}-{last:08d}.json.gz"
         partial = path.with_name(f".{path.name}")  # torch compresses by the name's ending
-        profiler.export_chrome_trace(str(partial))
-        os.replace(partial, path)
+        try:
+            self._folder.mkdir(exist_ok=True)
+            profiler.export_chrome_trace(str(partial))
+            os.replace(partial, path)
+        except (OSError, RuntimeError) as error:  # torch has errors of its own for a full disk
+            log.warning("profile   %s could not be written: %s; training goes on", shown(path), error)
+            return
         log.info(
             "profile   steps %d to %d: %s, to be opened at https://ui.perfetto.dev or in chrome://tracing. "
             "The most time went into:",

@@ -51,3 +51,16 @@ def test_a_run_that_ends_before_its_trace_says_so_and_leaves_the_profiler_to_the
     assert "before steps 8 to 10 were made" in (tmp_path / "short" / "train.log").read_text()
     run(tiny_config(data, profile=True, trainer__max_steps=10), tmp_path / "next")
     assert len(list((tmp_path / "next" / "profile").iterdir())) == 1
+
+
+def test_a_trace_that_cannot_be_written_ends_no_run(data: Path, tmp_path: Path) -> None:
+    settings = {"schedule__total_steps": 15, "evaluation__interval": 100, "checkpoint__interval": 100}
+    run(tiny_config(data, trainer__max_steps=2, **settings), tmp_path / "run")
+    (tmp_path / "run" / "profile").write_text("a file where the folder would be")
+    run(
+        tiny_config(data, profile=True, trainer__max_steps=15, resume=str(tmp_path / "run"), **settings),
+        tmp_path / "run",
+    )
+    assert len(train_rows(tmp_path / "run")) == 15
+    said = (tmp_path / "run" / "train.log").read_text()
+    assert "steps-00000010-00000012.json.gz could not be written" in said
