@@ -34,6 +34,7 @@ class Peers:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
+        self._known: PeerFailed | None = None
         self._set(_PLACE, {"host": socket.gethostname(), "pid": os.getpid()})
 
     def first(self) -> PeerFailed | None:
@@ -42,7 +43,8 @@ class Peers:
         if rank is None:
             return None
         fields = self._get(_FAILED, rank)
-        return PeerFailed(f"{self._name(rank)} failed: {fields['error']}", rank, fields)
+        self._known = PeerFailed(f"{self._name(rank)} failed: {fields['error']}", rank, fields)
+        return self._known
 
     def first_rank(self) -> int | None:
         return int(self._store.get(_FIRST)) if self._store.check([_FIRST]) else None
@@ -61,6 +63,8 @@ class Peers:
         except Exception as gone:  # the store is no more; nothing may hide the error itself
             if not is_of_a_collective(error):
                 return None
+            if self._known is not None:  # heard before it went
+                return self._known
             return PeerFailed(
                 f"{_seen(error)}; and the ranks' store, which rank 0 holds unless torchrun does, does not "
                 f"answer ({type(gone).__name__}): rank 0 ended, or its host. Its own output says why",

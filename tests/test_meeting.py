@@ -18,6 +18,7 @@ from harness.device import select_device
 from harness.errors import EXIT_STOPPED, EXIT_USER, PeerFailed, RunFailed, UserError
 from harness.meeting import Meeting, RanksMeeting
 from harness.overrides import CommandLine
+from harness.peers import Peers
 from harness.preemption import Stopped
 from harness.ranks import Ranks
 from tests.helpers_checkpoints import parts
@@ -103,6 +104,18 @@ def test_whoever_waits_hears_of_a_failure(two: list[RanksMeeting]) -> None:
     assert "failed: UserError: no such set" in str(waits)
     assert says is True
     assert first.is_to_say(waits) is False
+
+
+def test_a_cause_that_was_heard_is_known_when_its_rank_is_gone_with_the_store() -> None:
+    held = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    own = TCPStore("127.0.0.1", held.port, is_master=False, wait_for_workers=False)
+    ours, leader = Peers(own, 1, 2), Peers(held, 0, 2)
+    leader.explain(RunFailed("3 saves in a row failed", "disk"))
+    assert ours.first() is not None
+    del leader, held
+    cause = ours.explain(RuntimeError("[gloo] Connection closed by peer"))
+    assert cause is not None
+    assert (cause.rank, cause.fields["reason"]) == (0, "disk")
 
 
 @pytest.mark.parametrize("error", [UserError("the same on both"), RunFailed("no number", "diverged")])
