@@ -51,10 +51,10 @@ class HintingLoader(SampledLoader):
         """As in `lookahead.Source`."""
         return self._begin(self._ids(place, ahead=place != self._position), readers)
 
-    def probe_at(self, place: int) -> int:
+    def probe_at(self, place: int, sample: int = 0) -> int:
         """As in `lookahead.Source`."""
         ids = self._ids(place, ahead=place != self._position)
-        self._begin(ids[:1], readers=False).result()
+        self._begin(ids[sample : sample + 1], readers=False).result()
         return self.seq_len
 
     def _read(self, ids: Ids) -> Pair:

@@ -38,8 +38,8 @@ class Source(Protocol[T]):
     def begin_at(self, place: int, *, readers: bool) -> Reading[T]:
         """The same batch, begun now: the system is told of it, or `readers` read it."""
 
-    def probe_at(self, place: int) -> int:
-        """Read one sample of that batch, and give the number of its tokens."""
+    def probe_at(self, place: int, sample: int = 0) -> int:
+        """Read one sample of that batch by itself, and give the number of its tokens."""
 
 
 class _Begun(NamedTuple, Generic[T]):
@@ -91,9 +91,7 @@ class LookAhead(Generic[T]):
         if self._pid != os.getpid():
             self._begun.clear()  # a parent's jobs are nobody's here
             if self._pid is None:
-                started = time.perf_counter()
-                source.probe_at(place)
-                self._storage.note_first(time.perf_counter() - started, source.rows)
+                self._probe_first(source, place)
             self._pid = os.getpid()
         if self._begun and self._begun[0].place != place:
             self.drop()
@@ -107,6 +105,15 @@ class LookAhead(Generic[T]):
         batch = reading.result()
         self._storage.note(time.perf_counter() - started, source.batch_tokens)
         return batch
+
+    def _probe_first(self, source: Source[T], place: int) -> None:
+        """Read a sample or two, to know what one costs. The first one may open a file, too."""
+        for sample in range(min(2, source.rows)):
+            started = time.perf_counter()
+            source.probe_at(place, sample)
+            self._storage.note_first(time.perf_counter() - started, source.rows)
+            if self._storage.way is Way.DIRECT:
+                return
 
     def _begin_next(self, source: Source[T], place: int) -> None:
         """Begin the next batches that are not, up to `_DEPTH` from `place` on, a few at a time."""

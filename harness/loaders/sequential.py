@@ -124,7 +124,7 @@ class TokenDataLoader:
 
         return reading.then(pair)
 
-    def probe_at(self, place: int) -> int:
+    def probe_at(self, place: int, sample: int = 0) -> int:
         """As in `lookahead.Source`."""
         self._at_positions.read_tokens(place + self._shift, self.seq_len)
         return self.seq_len

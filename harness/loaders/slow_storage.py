@@ -13,7 +13,7 @@ _TOKEN_SECONDS = 10e-9
 FIRST_SECONDS = 1.5e-3
 
 _PROOF = 3  # slow reads in a row: a busy processor delays one now and then
-_KEPT = 5  # reads whose median is the cost of a way
+_KEPT = 3  # reads whose median is the cost of a way
 
 # Hints are ignored where the second read with them, of samples that were all asked for before the first was
 # read, takes more than half of what it took without.
@@ -59,11 +59,13 @@ class SlowStorage:
         self._settled = 0
 
     def note_first(self, seconds: float, samples: int) -> None:
-        """The loader's first read, one of the `samples` of a batch, took so long."""
+        """The loader's first read, one of the `samples` of a batch, took so long; of two the quicker."""
         self._samples = samples
         if seconds > FIRST_SECONDS:
-            self._unhelped = seconds * samples
+            self._unhelped = min(self._unhelped, seconds * samples)
             self._enter(Way.HINTS)
+        else:
+            self._enter(Way.DIRECT)
 
     def note(self, seconds: float, tokens: int) -> None:
         """A batch of `tokens` that was read in the present way took so long."""
