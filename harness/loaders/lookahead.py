@@ -8,7 +8,7 @@ from collections import deque
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from harness.errors import UserError
-from harness.loaders.slow_storage import SlowStorage, Way
+from harness.loaders.slow_storage import SlowStorage, Way, quick_seconds
 from harness.storage.reading import Reading
 
 T = TypeVar("T")
@@ -58,6 +58,7 @@ class LookAhead(Generic[T]):
         self._storage = SlowStorage(_DEPTH)
         self._begun: deque[_Begun[T]] = deque()
         self._pid: int | None = None  # the process that began; None before the first read
+        self._quick = 0.0  # seconds of a batch that did not wait
 
     @property
     def active(self) -> bool:
@@ -69,7 +70,10 @@ class LookAhead(Generic[T]):
         if self._storage.way is Way.DIRECT and not self._begun and self._pid is not None:
             started = time.perf_counter()
             batch = source.read_at(place)
-            self._storage.note(time.perf_counter() - started, source.batch_tokens)
+            seconds = time.perf_counter() - started
+            if seconds <= self._quick and not self._storage.in_doubt:
+                return batch  # what is usual, with nothing else to do
+            self._storage.note(seconds, source.batch_tokens)
         else:
             batch = self._read_begun(source, place)
         if self._storage.way is not Way.DIRECT:
@@ -108,6 +112,7 @@ class LookAhead(Generic[T]):
 
     def _probe_first(self, source: Source[T], place: int) -> None:
         """Read a sample or two, to know what one costs. The first one may open a file, too."""
+        self._quick = quick_seconds(source.batch_tokens)
         for sample in range(min(2, source.rows)):
             started = time.perf_counter()
             source.probe_at(place, sample)

@@ -67,12 +67,17 @@ class SlowStorage:
         else:
             self._enter(Way.DIRECT)
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the last read was slow."""
+        return self._slow > 0
+
     def note(self, seconds: float, tokens: int) -> None:
         """A batch of `tokens` that was read in the present way took so long."""
-        slow = seconds > _limit(tokens)
+        slow = seconds > quick_seconds(tokens)
         self._slow = self._slow + 1 if slow else 0
         if self.way is not Way.DIRECT:
-            self._note_begun(seconds, _limit(tokens))
+            self._note_begun(seconds, quick_seconds(tokens))
         elif self._slow == _PROOF:
             self._unhelped = seconds
             self._enter(Way.HINTS)
@@ -83,7 +88,7 @@ class SlowStorage:
 
     def note_probe(self, seconds: float, tokens: int) -> None:
         """Such a sample of `tokens` took so long."""
-        self._quick_probes = self._quick_probes + 1 if seconds <= _limit(tokens) else 0
+        self._quick_probes = self._quick_probes + 1 if seconds <= quick_seconds(tokens) else 0
         if self._quick_probes == _PROBES:
             self._enter(Way.DIRECT)
 
@@ -115,6 +120,6 @@ class SlowStorage:
         self._costs = []
 
 
-def _limit(tokens: int) -> float:
-    """Seconds above which a read of `tokens` has waited for something."""
+def quick_seconds(tokens: int) -> float:
+    """Seconds that a read of `tokens` takes at most if it waits for nothing."""
     return _CALL_SECONDS + _TOKEN_SECONDS * tokens
