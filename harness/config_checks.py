@@ -69,6 +69,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "loader.sampling": ("permutation", "ordered", "uniform"),
     "loader.epoch_seed": ("mixed", "additive"),
     "loader.mask_boundary": ("none", "target", "after"),
+    "model.gelu": ("tanh", "erf"),
     "tracker.mode": ("auto", "online", "offline"),
     "trainer.on_nonfinite": ("stop", "skip"),
     "precision": ("auto", "bf16", "float32"),

@@ -173,6 +173,7 @@ class BlockShuffleConfig(SeededLoaderConfig):
 class ModelConfig:
     """GPT-2's shape; the context length is `loader.seq_len`, the vocabulary is the tokenizer's.
 
+    `gelu`: GPT-2's own approximation by `tanh`, or the exact function (`erf`), which a CPU computes faster.
     The last two say how its steps are computed: `activation_checkpointing` takes blocks forward again in the
     backward pass instead of keeping what they computed, `loss_chunk_tokens` bounds the logits that are held.
     """
@@ -182,6 +183,7 @@ class ModelConfig:
     n_head: int = 4
     n_embd: int = 128
     dropout: float = 0.0
+    gelu: str = "tanh"
     activation_checkpointing: bool = False
     loss_chunk_tokens: Optional[int] = None  # noqa: UP045
 

@@ -34,8 +34,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
-        # (B, T, 3C) -> three of (B, n_head, T, C / n_head)
-        q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)
+        # (B, T, 3C) -> three of (B, n_head, T, C / n_head). Split first: the backward pass then puts the
+        # three gradients together by one copy, not by two.
+        q, k, v = (
+            part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+            for part in self.c_attn(x).split(C, dim=2)
+        )
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
@@ -43,16 +47,17 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with tanh-GELU between, four times as wide inside."""
+    """Two linear maps with a GELU between, four times as wide inside."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dropout = config.dropout
+        self.approximate = "tanh" if config.gelu == "tanh" else "none"
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        y = self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
         return F.dropout(y, self.dropout, self.training)
 
 

@@ -179,7 +179,7 @@ def joined(ranks: Ranks, device_name: str, *, timeout_s: float = TIMEOUT_S) -> I
         _now = _join(ranks, device_name, timeout_s, met.store)
         try:
             yield ranks
-            ranks.barrier()  # whoever is done waits for what rank 0 still writes, and hears if that fails
+            met.gather("done")  # whoever is done waits for what rank 0 still writes, and hears if that fails
         except BaseException as error:
             _now = None
             cause = met.peers.explain(error)

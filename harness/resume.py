@@ -103,6 +103,7 @@ TABLE: tuple[Row, ...] = (
         "the set's digest says whether it is the checkpoint's data",
     ),
     Row(FATAL, ("model.n_layer", "model.n_head", "model.n_embd"), "the weights have another shape"),
+    Row(FATAL, ("model.gelu",), "the weights are trained for another function"),
     Row(FATAL, ("vocabulary",), "the embedding has another shape"),
     Row(FATAL, ("optimizer.name",), "its state is another optimizer's"),
     Row(FATAL, ("init_from",), "a run that goes on has its weights already"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.model import GPT
     from harness.storage.manifest import Manifest
 
-_SHAPE = ("model.n_layer", "model.n_head", "model.n_embd")
+_SHAPE = ("model.n_layer", "model.n_head", "model.n_embd", "model.gelu")
 
 
 def open_initial(config: TrainConfig) -> Checkpoint | None:

@@ -112,7 +112,7 @@ def nanogpt_command(folder: Path, seed: int, steps: int) -> list[str]:
 def harness_command(folder: Path, data: Path, seed: int, steps: int) -> list[str]:
     """The same recipe in our words."""
     words = [f"data.path={data}", "loader=sliding_window", "loader.sampling=uniform", f"seed={seed}"]
-    words += [f"loader.seq_len={BLOCK}", f"loader.batch_size={BATCH}", "model=nano", "model.dropout=0"]
+    words += [f"loader.seq_len={BLOCK}", f"loader.batch_size={BATCH}", "model=nano", "model.gelu=erf"]
     words += ["optimizer.lr=1e-3", "optimizer.betas=[0.9,0.99]", "optimizer.weight_decay=0.1"]
     words += [f"schedule.warmup_steps={WARM_UP}", f"schedule.total_steps={STEPS}", "trainer.grad_clip=1"]
     words += ["schedule.min_lr_ratio=0.1", f"trainer.max_steps={steps}", f"evaluation.interval={steps}"]

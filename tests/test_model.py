@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import harness.model
 from harness.config_groups import ModelConfig
 from harness.errors import UserError
-from harness.model import GPT, flops_per_token, generate, parameter_count
+from harness.model import GPT, MLP, flops_per_token, generate, parameter_count
 
 SIZES = [
     ((12, 12, 768), 124_439_808),
@@ -220,6 +220,15 @@ def test_a_token_does_not_change_the_logits_before_it() -> None:
             after = model(changed)
             torch.testing.assert_close(after[:, :t], before[:, :t], rtol=0, atol=1e-6)
             assert ((after[:, t:] - before[:, t:]).abs().amax(dim=-1) > 1e-4).all()
+
+
+def test_the_gelu_is_the_one_that_was_asked_for() -> None:
+    x = torch.linspace(-3, 3, 32)
+    for name, approximate in (("tanh", "tanh"), ("erf", "none")):
+        torch.manual_seed(0)
+        mlp = MLP(ModelConfig(n_layer=1, n_head=1, n_embd=32, gelu=name))
+        expected = mlp.c_proj(F.gelu(mlp.c_fc(x), approximate=approximate))
+        assert torch.equal(mlp(x), expected)
 
 
 def test_dropout_acts_in_training_only() -> None:

@@ -139,6 +139,7 @@ FATAL_CHANGES: list[tuple[str, dict[str, Any], Any, Any]] = [
     ("model.n_layer", {"model__n_layer": 3}, 2, 3),
     ("model.n_head", {"model__n_head": 4}, 2, 4),
     ("model.n_embd", {"model__n_embd": 64}, 32, 64),
+    ("model.gelu", {"model__gelu": "erf"}, "tanh", "erf"),
     ("optimizer.name", {"optimizer": OptimizerConfig(name="other")}, "adamw", "other"),
     ("init_from", {"init_from": "runs/two"}, None, "runs/two"),
 ]
