@@ -23,25 +23,28 @@ from harness.preemption import Stopped
 from harness.ranks import Ranks
 from tests.helpers_checkpoints import parts
 
-
-@pytest.fixture
-def store() -> TCPStore:
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+_open: list[RanksMeeting] = []
 
 
 @pytest.fixture
-def two(store: TCPStore) -> Iterator[list[RanksMeeting]]:
+def store() -> Iterator[TCPStore]:
+    """A launcher's. Who has met there leaves before it is gone, or its process would be ended."""
+    yield TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    while _open:
+        _open.pop().close()
+
+
+@pytest.fixture
+def two(store: TCPStore) -> list[RanksMeeting]:
     """Two ranks of one host, which in here are two threads."""
-    meetings = [meet(store, rank, "start") for rank in range(2)]
-    yield meetings
-    for met in meetings:
-        met.close()
+    return [meet(store, rank, "start") for rank in range(2)]
 
 
 def meet(store: TCPStore, rank: int, start: str, job: dict[str, Any] | None = None) -> RanksMeeting:
     # A connection of its own, as a process has.
     own = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-    return RanksMeeting(Ranks(rank, 2, rank), own, PrefixStore(start, own), job or {}, hosts=False)
+    _open.append(RanksMeeting(Ranks(rank, 2, rank), own, PrefixStore(start, own), job or {}, hosts=False))
+    return _open[-1]
 
 
 def side_by_side(*acts: Callable[[], Any]) -> list[Any]:
@@ -143,9 +146,7 @@ def test_a_start_hears_nothing_of_the_one_before(store: TCPStore, monkeypatch: p
 
     (one, job), (same, _) = side_by_side(lambda: join(0), lambda: join(1))
     assert (one, job) == (same, {})
-    kept = meet(store, 0, "start")
-    kept.keep(Path("/runs/one"))
-    kept.close()
+    meet(store, 0, "start").keep(Path("/runs/one"))
     (other, job), (same, same_job) = side_by_side(lambda: join(0), lambda: join(1, after=0.2))
     assert other == same != one
     assert job == same_job == {"path": "/runs/one"}

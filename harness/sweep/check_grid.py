@@ -176,9 +176,10 @@ def _shape_key(config: TrainConfig, vocab_size: int, device: torch.device) -> Ha
     """What a step's cost follows from."""
     model, loader = config.model, config.loader
     return (
-        model.n_layer, model.n_head, model.n_embd, model.dropout, model.gelu, vocab_size, layout(loader),
-        loader.seq_len, loader.batch_size, micro_batch(config), config.precision, config.compile, config.deterministic,
-        config.optimizer.name, model.activation_checkpointing, model.loss_chunk_tokens, device,
+        model.n_layer, model.n_head, model.n_embd, model.dropout, model.gelu, model.activation_checkpointing,
+        model.loss_chunk_tokens, vocab_size, layout(loader), loader.seq_len, loader.batch_size,
+        micro_batch(config), config.precision, config.compile, config.deterministic, config.optimizer.name,
+        device,
     )  # fmt: skip
 
 
