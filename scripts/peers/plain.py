@@ -44,10 +44,10 @@ class NanoGPT(Reader):
 
     def next_batch(self) -> Pair:
         tokens = np.memmap(self.file, dtype=np.uint16, mode="r")
-        starts = torch.randint(len(tokens) - SEQ_LEN, (BATCH_SIZE,)).tolist()
-        return self._rows(tokens, starts), self._rows(tokens[1:], starts)
+        starts = torch.randint(len(tokens) - SEQ_LEN, (BATCH_SIZE,))  # used one by one, as tensors, as there
+        return self._rows(tokens, starts), self._rows(tokens, starts + 1)
 
-    def _rows(self, tokens: np.ndarray, starts: list[int]) -> torch.Tensor:
+    def _rows(self, tokens: np.ndarray, starts: torch.Tensor) -> torch.Tensor:
         rows = [tokens[start : start + SEQ_LEN].astype(np.int64) for start in starts]
         return torch.stack([torch.from_numpy(row) for row in rows])
 
