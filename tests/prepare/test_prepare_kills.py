@@ -229,7 +229,8 @@ def test_ctrl_c_ends_it_and_the_next_run_goes_on(tmp_path: Path, monkeypatch: py
     for pid in pids:  # what a terminal does
         os.kill(pid, signal.SIGINT)
     _, err = child.communicate(timeout=60)
-    assert err.count("Traceback") == 1
+    # One of the process that was asked to stop; it may have been handling another exception just then.
+    assert err.count("Traceback") - err.count("During handling of the above") == 1
     assert "KeyboardInterrupt" in err
     wait_for(lambda: not any(alive(pid) for pid in pids))
     _, said = rerun(monkeypatch, tmp_path / "set", source)
