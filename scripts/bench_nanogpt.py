@@ -207,16 +207,16 @@ def in_turns(
 
 
 def measure(trial: Trial, seeds: int, pairs: int, speed_steps: int) -> dict[str, Any]:
-    """Losses of `seeds` seeds a side, then the speeds of `pairs` pairs of shorter runs."""
+    """The speeds of `pairs` pairs of short runs, then the losses of `seeds` seeds a side."""
+    print(f"tokens a second, steps {FIRST_TIMED} to {speed_steps - LOG_EVERY}")
+    speeds = in_turns(
+        pairs, lambda _: trial.harness(0, speed_steps)[1], lambda _: trial.nanogpt(0, speed_steps)[1]
+    )
     print(f"validation loss after {STEPS} steps of {BATCH} x {BLOCK} tokens, nats")
     losses = in_turns(
         seeds,
         lambda seed: harness_loss(trial.harness(seed, STEPS)[0]),
         lambda seed: trial.judge(trial.nanogpt(seed, STEPS)[0]),
-    )
-    print(f"tokens a second, steps {FIRST_TIMED} to {speed_steps - LOG_EVERY}")
-    speeds = in_turns(
-        pairs, lambda _: trial.harness(0, speed_steps)[1], lambda _: trial.nanogpt(0, speed_steps)[1]
     )
     ratios = [ours / theirs for ours, theirs in speeds]
     low, high, coverage = median_interval(ratios)
