@@ -9,37 +9,38 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness import followers, reference, rng, weights
-from harness.agreement import Agreement
-from harness.checkpoint import Checkpoint
+from harness.auditing.data_chain import DataChain
+from harness.checkpoints import reference, rng, weights
+from harness.checkpoints.checkpoint import Checkpoint
+from harness.checkpoints.restore import restore
+from harness.checkpoints.saving import Saver
+from harness.checkpoints.sharded_saving import ShardedSaver
 from harness.config import TrainConfig
-from harness.data_chain import DataChain
 from harness.data_setup import Data
-from harness.device import make_autocast, peak_flops, set_numerics, should_compile
-from harness.device_feed import DeviceFeed
-from harness.guard import Guard
-from harness.identity import chain_start, progress_of
+from harness.distributed import followers
+from harness.distributed.agreement import Agreement
+from harness.distributed.parallel import distribute, is_sharded, settle_buckets, shard
+from harness.distributed.ranks import ALONE, Ranks, current
+from harness.hardware.device import make_autocast, peak_flops, set_numerics, should_compile
+from harness.hardware.device_feed import DeviceFeed
+from harness.hardware.peak_memory import PeakMemory
 from harness.loaders import Loader
 from harness.model import GPT, flops_per_token
-from harness.objectives import Distributed, LanguageModelling, Loss, Objective, make_preference
 from harness.optim import make_optimizer, state_numbers
-from harness.parallel import distribute, is_sharded, settle_buckets, shard
-from harness.peak_memory import PeakMemory
-from harness.ranks import ALONE, Ranks, current
-from harness.restore import restore
-from harness.run import Run
-from harness.run_dir import Status
-from harness.sample import make_sampler
-from harness.saving import Saver
-from harness.sharded_saving import ShardedSaver
-from harness.step_log import StepLog
+from harness.resuming.identity import chain_start, progress_of
+from harness.run_files.run_dir import Status
 from harness.storage import PairStore
-from harness.time_limit import TimeLimit
 from harness.tracking import Tracker
 from harness.tracking.jsonl import MetricsFile
+from harness.training.guard import Guard
+from harness.training.objectives import Distributed, LanguageModelling, Loss, Objective, make_preference
+from harness.training.run import Run
+from harness.training.sample import make_sampler
+from harness.training.step_log import StepLog
+from harness.training.time_limit import TimeLimit
 
 if TYPE_CHECKING:
-    from harness.profiling import StepProfiler
+    from harness.training.profiling import StepProfiler
 
 log = logging.getLogger("harness")
 
@@ -191,7 +192,7 @@ def _peak_flops(device: torch.device) -> float | None:
     peak = peak_flops(device)
     if peak is None and device.type == "cuda":
         log.info(
-            "mfu       is left out: the peak of a %s is not known (harness/peak_flops.py)",
+            "mfu       is left out: the peak of a %s is not known (harness/hardware/peak_flops.py)",
             torch.cuda.get_device_name(device),
         )
     return peak
@@ -201,7 +202,7 @@ def _profiler(config: TrainConfig, path: Path, device: torch.device, ranks: Rank
     """Rank 0's alone: the others do the same work."""
     if not (config.profile and ranks.leads):
         return None
-    from harness.profiling import StepProfiler
+    from harness.training.profiling import StepProfiler
 
     return StepProfiler(path, device)
 

@@ -6,11 +6,11 @@ import math
 import re
 from typing import Any
 
+from harness.commandline.escapes import unescape
 from harness.config import PrepareScriptConfig, TrainConfig, get, layout, row_width, total_steps
 from harness.config_groups import HfTokenizerConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
-from harness.escapes import unescape
-from harness.resume import accept_problems
+from harness.resuming.resume import accept_problems
 
 # key -> (smallest, largest, what it is); null is allowed wherever the dataclass allows it.
 _RANGES: dict[str, tuple[float, float, str]] = {

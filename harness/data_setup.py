@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import rendezvous
-from harness.commands import override, prepare_command, shell_word, shown
+from harness.commandline.commands import override, prepare_command, shell_word, shown
 from harness.config import PrepareScriptConfig, TrainConfig, get, layout, set_directory
 from harness.config_groups import LoaderConfig, PrepareConfig
+from harness.distributed import rendezvous
+from harness.distributed.meeting import Meeting
 from harness.errors import UserError
-from harness.meeting import Meeting
 from harness.storage import PairStore, Store, TokenStore, open_split
 from harness.storage.manifest import load_manifest
 from harness.storage.verify import ensure_verified
@@ -268,8 +268,8 @@ def _open_validation(config: TrainConfig, train: Store) -> Store:
 
 def _read_once(config: TrainConfig, store: Store) -> None:
     """Read what evaluations will read: a bad id, or nothing to count, shows now and not after hours."""
-    from harness.evaluation import batches
-    from harness.objectives import target_counts
+    from harness.training.evaluation import batches
+    from harness.training.objectives import target_counts
 
     parts = batches(store, config.evaluation.tokens, config.loader.batch_size, config.loader.seq_len)
     if not sum(int(target_counts(targets).sum()) for _, targets in parts):

@@ -17,7 +17,7 @@ _SAID_SECONDS = 1.0  # for rank 0 to be heard, before the launcher ends it for t
 
 def train() -> None:
     """`train.py`, `harness-train`."""
-    preemption.run(lambda: _main("harness.cli"))
+    preemption.run(lambda: _main("harness.commandline.cli"))
 
 
 def prepare() -> None:
@@ -27,7 +27,7 @@ def prepare() -> None:
 
 def verify() -> None:
     """`verify_data.py`, `harness-verify`."""
-    _until_ctrl_c("harness.verify_cli")
+    _until_ctrl_c("harness.prepare.verify_cli")
 
 
 def convert() -> None:
@@ -37,32 +37,32 @@ def convert() -> None:
 
 def convert_checkpoint() -> None:
     """`convert_checkpoint.py`, `harness-convert-checkpoint`."""
-    _until_ctrl_c("harness.convert_checkpoint")
+    _until_ctrl_c("harness.checkpoints.convert_checkpoint")
 
 
 def sample() -> None:
     """`sample.py`, `harness-sample`."""
-    _until_ctrl_c("harness.sample")
+    _until_ctrl_c("harness.training.sample")
 
 
 def evaluate() -> None:
     """`evaluate.py`, `harness-evaluate`."""
-    _until_ctrl_c("harness.evaluation_cli")
+    _until_ctrl_c("harness.training.evaluation_cli")
 
 
 def inspect() -> None:
     """`inspect_batch.py`, `harness-inspect`."""
-    _until_ctrl_c("harness.inspect_cli")
+    _until_ctrl_c("harness.auditing.inspect_cli")
 
 
 def find_batch() -> None:
     """`find_batch.py`, `harness-find-batch`."""
-    _until_ctrl_c("harness.find_batch")
+    _until_ctrl_c("harness.planning.find_batch")
 
 
 def audit() -> None:
     """`audit_data.py`, `harness-audit`."""
-    _until_ctrl_c("harness.audit_cli")
+    _until_ctrl_c("harness.auditing.audit_cli")
 
 
 def sweep() -> None:

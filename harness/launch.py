@@ -15,37 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import (
-    admission,
-    auto_resume,
-    completion,
-    failure,
-    growth,
-    incidents,
-    lineage,
-    rendezvous,
-    retention,
-    run_dir,
-    start,
-    summary,
-    take_up,
-)
+from harness import start
 from harness.build import Learner, assemble
-from harness.commands import shown
+from harness.checkpoints import retention
+from harness.commandline.commands import shown
 from harness.config import TrainConfig, get
 from harness.config_record import to_dict
+from harness.distributed import rendezvous
+from harness.distributed.meeting import Meeting
+from harness.distributed.ranks import joined
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
-from harness.identity import identity_of, keep_origin, lineage_of, progress_of
-from harness.meeting import Meeting
-from harness.peak_memory import PeakMemory
+from harness.hardware.peak_memory import PeakMemory
 from harness.preemption import TRACKER_SECONDS, StopRequest, listening
-from harness.ranks import joined
-from harness.run import Run
-from harness.run_lines import describe, say_goodbye
+from harness.resuming import admission, auto_resume, growth, lineage, take_up
+from harness.resuming.identity import identity_of, keep_origin, lineage_of, progress_of
+from harness.run_files import failure, incidents, run_dir, summary
 from harness.start import Plan
 from harness.tracking import NoTracker, TrackedRun, Tracker, open_tracker
 from harness.tracking.jsonl import cut_after
-from harness.trainer import data_chain, train
+from harness.training import completion
+from harness.training.run import Run
+from harness.training.run_lines import describe, say_goodbye
+from harness.training.trainer import data_chain, train
 
 log = logging.getLogger("harness")
 

@@ -14,20 +14,23 @@ from typing import Any
 
 import torch
 
-from harness import auto_resume, branch, completion, rendezvous, resume, resume_data, take_up, weights
 from harness.build import Learner, build_learner
-from harness.checkpoint import Checkpoint
+from harness.checkpoints import weights
+from harness.checkpoints.checkpoint import Checkpoint
 from harness.config import TrainConfig
 from harness.data_setup import Data, open_data
-from harness.device import select_device
+from harness.distributed import rendezvous
+from harness.distributed.meeting import Meeting
+from harness.distributed.parallel import check_shares, loader_share
+from harness.distributed.ranks import ALONE, Ranks
 from harness.errors import UserError
-from harness.identity import progress_of
+from harness.hardware.device import select_device
 from harness.loaders import Loader, make_loader
-from harness.meeting import Meeting
 from harness.optim import check_available
-from harness.parallel import check_shares, loader_share
-from harness.ranks import ALONE, Ranks
-from harness.resume import Changes
+from harness.resuming import auto_resume, branch, resume, resume_data, take_up
+from harness.resuming.identity import progress_of
+from harness.resuming.resume import Changes
+from harness.training import completion
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""See `--help`; the work is done by harness.audit_cli."""
+"""See `--help`; the work is done by harness.auditing.audit_cli."""
 
 import sys
 from pathlib import Path

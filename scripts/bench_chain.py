@@ -2,9 +2,9 @@
 
     python scripts/bench_chain.py [--pairs 10] [--steps 20] [--tokens 33554432] [--json PATH]
 
-The step: `harness.trainer.train` with the chain and without it, two runs of the same weights in one process
-that take turns, a block of steps each, as in bench_loop.py; once with what conf/ sets (model=nano), once with
-a tiny model at 32 x 1024 tokens, where most of the work is the data's. A pair gives two ratios: of elapsed
+The step: `trainer.train` with the chain and without it, two runs of the same weights in one process that
+take turns, a block of steps each, as in bench_loop.py; once with what conf/ sets (model=nano), once with a
+tiny model at 32 x 1024 tokens, where most of the work is the data's. A pair gives two ratios: of elapsed
 time, in which a thread of its own hashes while the step computes, and of processor time, in which nothing is
 hidden and which a busy machine disturbs less. Beside them stands what hashing one batch takes by itself, as a
 share of a step's processor time.
@@ -32,22 +32,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench_loop import compose_config, harness_block
 from bench_parts import CPU, VOCAB_SIZE, console, machine, median_interval, write_random_set
 
-from harness import lineage
-from harness.audit import audit
+from harness.auditing.audit import audit
+from harness.auditing.data_chain import DataChain, batch_digest
+from harness.auditing.replay import SegmentReader, open_run, source_of
 from harness.build import assemble, build_learner
 from harness.config import TrainConfig, set_directory
 from harness.config_groups import LoaderConfig, SlidingWindowConfig
 from harness.config_record import to_dict
-from harness.data_chain import DataChain, batch_digest
 from harness.data_setup import open_data
 from harness.files import write_atomic, write_json
 from harness.loaders import build_loader, make_loader
-from harness.replay import SegmentReader, open_run, source_of
-from harness.run import Run
-from harness.run_dir import Status, log_file
+from harness.resuming import lineage
+from harness.run_files.run_dir import Status, log_file
 from harness.storage import open_store
 from harness.tracking import NoTracker
 from harness.tracking.jsonl import MetricsFile
+from harness.training.run import Run
 
 LOADERS: dict[str, type[LoaderConfig]] = {"sequential": LoaderConfig, "sliding_window": SlidingWindowConfig}
 

@@ -1,4 +1,4 @@
-"""What the loop costs beside the model: `harness.trainer.train` against a bare loop, in one process on CPU.
+"""What the loop costs beside the model: `trainer.train` against a bare loop, in one process on CPU.
 
     python scripts/bench_loop.py [--model nano] [--pairs 10] [--steps 20] [--json PATH]
 
@@ -49,7 +49,7 @@ from bench_parts import (
 from torch import Tensor, nn
 
 from harness.build import assemble, build_learner
-from harness.composition import config_dir, register, to_dataclass
+from harness.commandline.composition import config_dir, register, to_dataclass
 from harness.config import TrainConfig, set_directory
 from harness.data_setup import open_data
 from harness.errors import UserError
@@ -57,11 +57,11 @@ from harness.files import write_json
 from harness.loaders import Batch, Loader, TokenDataLoader, make_loader
 from harness.optim import lr_at
 from harness.preemption import StopRequest
-from harness.run import Run
-from harness.run_dir import Status, log_file
+from harness.run_files.run_dir import Status, log_file
 from harness.storage import TokenStore
 from harness.tracking import NoTracker
-from harness.trainer import train
+from harness.training.run import Run
+from harness.training.trainer import train
 
 
 class BareLoop:

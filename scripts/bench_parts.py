@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.run import Progress
 from harness.storage.manifest import write_manifest
+from harness.training.run import Progress
 
 VOCAB_SIZE = 257
 CPU = torch.device("cpu")

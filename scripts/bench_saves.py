@@ -3,7 +3,7 @@
     python scripts/bench_saves.py [--rounds 5] [--steps 6] [--n-layer 4] [--n-embd 512] [--json PATH]
 
 One process trains blocks of steps in three ways that take turns, in an order that rotates from round to
-round; a first round is not counted. Saves go through `harness.trainer.train` and `Saver`, at every step,
+round; a first round is not counted. Saves go through `trainer.train` and `Saver`, at every step,
 which is as often as can be: at `checkpoint.interval=250` a step bears a 250th of what is shown. A block's
 time runs from its first step until its last checkpoint is on disk, the removal of older ones included.
 
@@ -32,17 +32,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench_parts import CPU, VOCAB_SIZE, BlockClock, machine, write_random_set
 
 from harness.build import assemble, build_learner
+from harness.checkpoints.host_copy import tensor_bytes
+from harness.checkpoints.saving import Saver
 from harness.config import CheckpointConfig, TrainConfig
 from harness.data_setup import open_data
 from harness.files import write_json
-from harness.host_copy import tensor_bytes
 from harness.loaders import make_loader
 from harness.preemption import StopRequest
-from harness.run import Run
-from harness.run_dir import Status
-from harness.saving import Saver
+from harness.run_files.run_dir import Status
 from harness.tracking import NoTracker
-from harness.trainer import train
+from harness.training.run import Run
+from harness.training.trainer import train
 
 WAYS = ("without", "background", "synchronous")
 

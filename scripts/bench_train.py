@@ -10,7 +10,7 @@ The blocks take turns in one process. Evaluations and checkpoints have intervals
 it.
 
 MFU is `flops_per_token * tokens a second / peak`, by harness/model.py and the dense bf16 peak in
-harness/peak_flops.py; where that does not know the device there is none.
+harness/hardware/peak_flops.py; where that does not know the device there is none.
 
 What is measured is written after each part, so that a call which is ended early leaves what it has; a part
 that fails (out of memory, a compiler that is missing) says so in its place, and the exit code is 1.
@@ -45,11 +45,11 @@ from train_ladder import (
 )
 from train_sides import bare_loop, block_of, harness_block, in_turns
 
-from harness.composition import config_dir, register, to_dataclass
+from harness.commandline.composition import config_dir, register, to_dataclass
 from harness.config import TrainConfig
-from harness.device import peak_flops, select_device, set_numerics
 from harness.errors import UserError
 from harness.files import write_atomic, write_json
+from harness.hardware.device import peak_flops, select_device, set_numerics
 
 # Sequences a step of the comparison, by model; what fits 80 GB at 1024 tokens.
 BATCHES = {"gpt2_small": 64, "gpt2_medium": 32}

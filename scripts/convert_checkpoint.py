@@ -1,4 +1,4 @@
-"""See `--help`; the work is done by harness.convert_checkpoint."""
+"""See `--help`; the work is done by harness.checkpoints.convert_checkpoint."""
 
 import sys
 from pathlib import Path

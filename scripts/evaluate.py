@@ -1,4 +1,4 @@
-"""See `--help`; the work is done by harness.evaluation_cli."""
+"""See `--help`; the work is done by harness.training.evaluation_cli."""
 
 import sys
 from pathlib import Path

@@ -9,8 +9,8 @@ from pathlib import Path
 from killed_runs import Attempt
 from swept_jobs import INTERVAL, STEPS, Files, Sweep, common_words, make_set
 
-from harness import checkpoint
-from harness.run_dir import read_status
+from harness.checkpoints import checkpoint
+from harness.run_files.run_dir import read_status
 
 _WORDS = (
     "loader=sequential",

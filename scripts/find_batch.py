@@ -1,4 +1,4 @@
-"""See `--help`; the work is done by harness.find_batch."""
+"""See `--help`; the work is done by harness.planning.find_batch."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""See `--help`; the work is done by harness.inspect_cli."""
+"""See `--help`; the work is done by harness.auditing.inspect_cli."""
 
 import sys
 from pathlib import Path

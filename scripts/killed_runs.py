@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from harness import checkpoint
+from harness.checkpoints import checkpoint
 from harness.config import PrepareScriptConfig
 from harness.config_groups import DataConfig, PrepareConfig, TextCorpusConfig
 from harness.errors import UserError
 from harness.prepare import prepare
-from harness.run_dir import read_status
+from harness.run_files.run_dir import read_status
 from harness.tracking.jsonl import read_rows
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -146,7 +146,7 @@ def wait_for(path: Path, step: int, alive: Callable[[], bool]) -> bool:
 
 def a_token(pair: Pair, chance: random.Random) -> Token:
     """A token that some step read, drawn at random, and the first step that did."""
-    from harness.replay import SegmentReader, open_run, source_of
+    from harness.auditing.replay import SegmentReader, open_run, source_of
 
     record = open_run(pair.path)
     reader = SegmentReader.open(source_of(record, record.segments[0]))
@@ -210,8 +210,8 @@ def _put_hash(split: dict[str, Any], file: str, sha256: str) -> None:
 
 def audited(path: Path, data: Path) -> list[tuple[int, str]]:
     """What an audit finds wrong with a run."""
-    from harness.audit import audit
-    from harness.replay import open_run
+    from harness.auditing.audit import audit
+    from harness.auditing.replay import open_run
 
     return list(audit(open_run(path), data_path=str(data)).faults)
 

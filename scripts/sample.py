@@ -1,4 +1,4 @@
-"""See `--help`; the work is done by harness.sample."""
+"""See `--help`; the work is done by harness.training.sample."""
 
 import sys
 from pathlib import Path

@@ -10,13 +10,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.commands import command, shown
+from harness.commandline.commands import command, shown
+from harness.commandline.script_words import parse, run_script
 from harness.errors import UserError
-from harness.run_history import history
-from harness.script_words import parse, run_script
+from harness.run_files.run_history import history
 
 if TYPE_CHECKING:
-    from harness.finished import Finished
+    from harness.run_files.finished import Finished
 
 
 @dataclass
@@ -36,11 +36,11 @@ def main() -> None:
         return  # it died before its first checkpoint: there is no model to show
     import torch
 
-    from harness.finished import load
+    from harness.checkpoints.weights import check_tokenizer
     from harness.prepare import load_tokenizer
-    from harness.sample import sample_text
+    from harness.run_files.finished import load
     from harness.storage.manifest import load_manifest
-    from harness.weights import check_tokenizer
+    from harness.training.sample import sample_text
 
     finished = load(path, torch.device("cpu"))
     directory, trained = finished.set_directory, finished.checkpoint.trainer
@@ -70,10 +70,10 @@ def main() -> None:
 
 def _compare(finished: Finished) -> None:
     """The run's validation loss, of a stream beside what counting achieves on the same targets."""
-    from harness.baselines import baseline_losses
-    from harness.evaluation import bits_per_byte
     from harness.storage import TokenStore, open_split
     from harness.tracking.jsonl import loss_after
+    from harness.training.baselines import baseline_losses
+    from harness.training.evaluation import bits_per_byte
 
     directory, saved = finished.set_directory, finished.checkpoint
     ours = loss_after(saved.run_dir / "metrics.jsonl", saved.step, saved.trainer["val_loss"])

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from killed_runs import Attempt, Straight, differences, outcome
 
-from harness import checkpoint
+from harness.checkpoints import checkpoint
 from harness.config import PrepareScriptConfig
 from harness.config_groups import DataConfig, PrepareConfig, TextCorpusConfig
 from harness.prepare import prepare
-from harness.run_dir import JOB_FILE, read_starts, read_status
+from harness.run_files.run_dir import JOB_FILE, read_starts, read_status
 from harness.tracking.jsonl import read_rows
 from tests.helpers_runs import snapshot
 

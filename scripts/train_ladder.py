@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from harness import model as gpt
 from harness.config_groups import ModelConfig, OptimizerConfig
-from harness.device import make_autocast
+from harness.hardware.device import make_autocast
 from harness.model import GPT, flops_per_token
 from harness.optim import make_optimizer
 

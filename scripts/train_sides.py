@@ -13,16 +13,16 @@ import torch
 from bench_parts import BlockClock
 from train_ladder import VOCAB_SIZE, Step, bare_step, synchronise
 
-from harness import trainer
 from harness.build import assemble, build_learner, objectives_of
 from harness.config import TrainConfig
 from harness.data_setup import open_data
-from harness.device import make_autocast
+from harness.hardware.device import make_autocast
 from harness.loaders import TokenDataLoader, make_loader
 from harness.preemption import StopRequest
-from harness.run_dir import Status
+from harness.run_files.run_dir import Status
 from harness.storage import TokenStore
 from harness.tracking import NoTracker
+from harness.training import trainer
 
 Block = Callable[[], float]
 

@@ -1,4 +1,4 @@
-"""See `--help`; the work is done by harness.verify_cli."""
+"""See `--help`; the work is done by harness.prepare.verify_cli."""
 
 import sys
 from pathlib import Path

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.audit import audit
-from harness.audit_records import Fault
-from harness.replay import open_run
+from harness.auditing.audit import audit
+from harness.auditing.audit_records import Fault
+from harness.auditing.replay import open_run
 
 
 def faults(path: Path, **options: Any) -> list[Fault]:

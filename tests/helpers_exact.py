@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from harness import checkpoint
-from harness.completion import with_evaluation
+from harness.checkpoints import checkpoint
 from harness.model import Block
+from harness.training.completion import with_evaluation
 from tests.helpers_runs import rows
 
 # Of trainer.json and its segments: what is not the same in two runs that trained the same.

@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # A worker of the test suite has one server, whatever is forked from it: so this is the one list of it.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "safetensors.torch", "h5py", "wandb", "hydra", "harness.launch", "harness.hydra_app",
-     "harness.fsdp", "harness.sharded_checkpoint", "harness.prepare.cli", "harness.audit",
-     "harness.sample", "harness.sweep.parent"]
+    ["torch._dynamo", "safetensors.torch", "h5py", "wandb", "hydra", "harness.launch",
+     "harness.commandline.hydra_app", "harness.distributed.fsdp", "harness.checkpoints.sharded_checkpoint",
+     "harness.prepare.cli", "harness.auditing.audit", "harness.training.sample", "harness.sweep.parent"]
 )  # fmt: skip
 _SECONDS = 100
 
@@ -83,7 +83,7 @@ def _become(command: list[str], cwd: str, environment: dict[str, str], streams: 
     os.chdir(cwd)
     sys.argv = command
     sys.path.insert(0, os.path.dirname(command[0]))
-    for module in ("harness.preemption", "harness.time_limit"):
+    for module in ("harness.preemption", "harness.training.time_limit"):
         importlib.import_module(module).STARTED = time.monotonic()  # type: ignore[attr-defined]
     import torch
 

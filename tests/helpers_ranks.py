@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import TrainConfig
+from harness.distributed.ranks import TIMEOUT_S, declared, joined
 from harness.launch import launch
-from harness.ranks import TIMEOUT_S, declared, joined
 from tests.helpers_forks import CONTEXT
 
 _SECONDS = 60

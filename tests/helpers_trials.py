@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harness import checkpoint
+from harness.checkpoints import checkpoint
 from harness.config import TrainConfig, set_directory
 from harness.errors import EXIT_STOPPED
 from harness.launch import Outcome

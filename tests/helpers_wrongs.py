@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness import checkpoint
+from harness.checkpoints import checkpoint
 from harness.files import sha256_file
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import incidents
 from harness.append_file import AppendFile
-from harness.run_dir import Status, log_file, read_status
+from harness.run_files import incidents
+from harness.run_files.run_dir import Status, log_file, read_status
 from harness.tracking.jsonl import MetricsFile, read_rows
 from tests.helpers_disks import files_up_to, unwritable
 

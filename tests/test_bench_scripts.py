@@ -163,7 +163,7 @@ def test_the_start_benchmark_times_every_way_to_its_first_step_and_lists_imports
         assert name in printed
         assert row["seconds"] > 0
     assert result["ways"]["torch"]["seconds"] > result["ways"]["python"]["seconds"]
-    assert result["imports"]["modules"]["harness.trainer"] > 0
+    assert result["imports"]["modules"]["harness.training.trainer"] > 0
     assert result["imports"]["compiler"] == []
     assert sorted(file.name for file in tmp_path.iterdir()) == ["set", "start.json"]
 

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from harness.composition import config_dir, register, to_dataclass
+from harness.commandline.composition import config_dir, register, to_dataclass
+from harness.commandline.overrides import one_budget, split
 from harness.config import TrainConfig, get, set_directory, tokens_per_step, total_steps
 from harness.data_setup import unprepared
 from harness.errors import UserError
-from harness.overrides import one_budget, split
 from harness.sweep.grid import Grid, grid_of
 from harness.sweep.job import run_job
 from tests.helpers_runs import ROOT, rows, run, write_pair_set, write_row_set, write_text_set

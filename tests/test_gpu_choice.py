@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from harness.config_groups import ModelConfig
-from harness.device import select_device
+from harness.distributed.parallel import has_inner_graphs, torch_release
 from harness.errors import UserError
+from harness.hardware.device import select_device
 from harness.model import GPT
-from harness.parallel import has_inner_graphs, torch_release
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import checkpoint
+from harness.checkpoints import checkpoint
 from harness.config import TrainConfig
 from tests.helpers_forks import ROOT, forked
 from tests.helpers_kills import train_killed

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.auditing.data_chain import batch_sha256
 from harness.config_groups import LoaderConfig
-from harness.data_chain import batch_sha256
 from harness.loaders import make_loader
 from harness.storage import open_split
 from harness.storage.manifest import load_manifest

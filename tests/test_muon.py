@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from harness import checkpoint, resume
+from harness.checkpoints import checkpoint
+from harness.checkpoints.restore import restore
 from harness.config import TrainConfig
 from harness.config_groups import ModelConfig, MuonConfig, OptimizerConfig
 from harness.errors import UserError
 from harness.model import GPT
 from harness.optim import make_optimizer, state_numbers
-from harness.restore import restore
+from harness.resuming import resume
 from tests.helpers_exact import evidence, first_difference
 from tests.helpers_runs import run, snapshot, tiny_config, write_text_set
 

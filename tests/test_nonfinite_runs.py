@@ -12,14 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import checkpoint, incidents, launch
+from harness import launch
+from harness.auditing.data_chain import batch_sha256
+from harness.auditing.replay import open_run, reader_of
+from harness.checkpoints import checkpoint
 from harness.config_groups import SlidingWindowConfig
-from harness.data_chain import batch_sha256
 from harness.errors import RunFailed
-from harness.guard import MOST_SKIPS
 from harness.model import GPT
-from harness.replay import open_run, reader_of
-from harness.run import Run
+from harness.run_files import incidents
+from harness.training.guard import MOST_SKIPS
+from harness.training.run import Run
 from tests.helpers_runs import run, tiny_config, train_py, train_rows, weights, write_text_set
 from tests.helpers_sets import write_set
 

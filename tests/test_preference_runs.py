@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness import checkpoint
-from harness.checkpoint import step_dir
+from harness.checkpoints import checkpoint
+from harness.checkpoints.checkpoint import step_dir
 from harness.config import TrainConfig
 from harness.config_groups import ContrastiveRowsConfig
 from harness.errors import UserError

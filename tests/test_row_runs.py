@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from harness import checkpoint
+from harness.checkpoints import checkpoint
 from harness.config import TrainConfig
 from harness.config_groups import Hdf5DataConfig, PaddedRowsConfig
 from tests.helpers_runs import (

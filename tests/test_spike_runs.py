@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import incidents
 from harness.config import TrainConfig
+from harness.run_files import incidents
 from tests.helpers_runs import run, tiny_config, train_rows, weights, write_text_set
 from tests.helpers_sets import write_set
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from harness.launch import Outcome, launch
-from harness.run_dir import read_status
+from harness.run_files.run_dir import read_status
+from tests.commandline.test_cli import TINY
 from tests.helpers_runs import ROOT, rows, run, tiny_config, train_rows, weights, write_text_set
-from tests.test_cli import TINY
 from tests.tracking.wandb_reader import read_run
 
 # An evaluation and a text sample of some tenths of a second each.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.commands import shown
+from harness.commandline.commands import shown
 from harness.errors import UserError
 from harness.files import link_or_copy
 from harness.prepare import workplace

@@ -6,9 +6,9 @@ import sys
 
 from omegaconf import DictConfig
 
-from harness import overrides
-from harness.composition import to_dataclass
-from harness.hydra_app import run_app
+from harness.commandline import overrides
+from harness.commandline.composition import to_dataclass
+from harness.commandline.hydra_app import run_app
 
 
 def main() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from harness import overrides
-from harness.commands import shown
-from harness.composition import to_dataclass
+from harness.commandline import overrides
+from harness.commandline.commands import shown
+from harness.commandline.composition import to_dataclass
+from harness.commandline.hydra_app import run_app
+from harness.commandline.script_words import words_or_help
 from harness.errors import EXIT_USER
-from harness.hydra_app import run_app
-from harness.script_words import words_or_help
 
 _HELP = """\
 Write a prepared set in another storage: the same tokens, shards and content_sha256, nothing tokenised again.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from harness.commandline.escapes import unescape
 from harness.config_groups import CorpusConfig, JsonlCorpusConfig, ParquetCorpusConfig, TextCorpusConfig
 from harness.errors import UserError
-from harness.escapes import unescape
 from harness.files import irregular
 
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".ndjson")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.commandline.escapes import escape
 from harness.config import PrepareScriptConfig, TrainConfig, layout
 from harness.config_groups import (
     BpeTokenizerConfig,
@@ -11,7 +12,6 @@ from harness.config_groups import (
     ParquetCorpusConfig,
     TextCorpusConfig,
 )
-from harness.escapes import escape
 from harness.prepare.corpora import separator_of
 
 SHARDING = "tokens"  # what a manifest means that does not say

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.commands import shown
+from harness.commandline.commands import shown
 from harness.storage.manifest_schema import SPLITS
 
 PLAIN_SECONDS = 5.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import yaml
 
-from harness.commands import command, override, shown
-from harness.overrides import CommandLine, key_of
-from harness.resume_words import config_flags
+from harness.commandline.commands import command, override, shown
+from harness.commandline.overrides import CommandLine, key_of
+from harness.resuming.resume_words import config_flags
 from harness.sweep.comparison import Entry
 from harness.sweep.records import Record, load_yaml
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UserError
-from harness.run_dir import JOB_FILE, now
+from harness.run_files.run_dir import JOB_FILE, now
 from harness.sweep.identity import find_job
 from harness.sweep.job import REFUSED_FILE
 from harness.sweep.states import DIED, DONE, FAILED, RUNNING, STOPPED, WAITING, JobState, read_state

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import yaml
 
-from harness.commands import shown
+from harness.commandline.commands import shown
 from harness.config import PATH_KEYS, TrainConfig, set_directory
 from harness.config_record import from_dict
-from harness.growth import COPY
+from harness.resuming.growth import COPY
 from harness.storage.manifest import load_manifest, manifest_digest
 from harness.sweep.identity import telling
 

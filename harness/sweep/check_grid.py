@@ -10,20 +10,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness import admission, auto_resume, checkpoint, run_dir, start
+from harness import start
 from harness.build import build_learner
-from harness.commands import shown
+from harness.checkpoints import checkpoint
+from harness.commandline.commands import shown
+from harness.commandline.overrides import key_of
 from harness.config import TrainConfig, layout, set_directory, tokens_per_step, total_steps
 from harness.data_setup import unprepared
-from harness.dry_step import DryStep
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_USER, RunFailed, UserError
-from harness.memory_estimate import micro_batch
 from harness.model import parameter_count
-from harness.overrides import key_of
-from harness.plan_text import lasting, size
-from harness.run import Progress
+from harness.planning.dry_step import DryStep
+from harness.planning.memory_estimate import micro_batch
+from harness.planning.plan_text import lasting, size
+from harness.planning.step_cost import Shape, evaluation_seconds, random_batch, shape_of, try_step
+from harness.resuming import admission, auto_resume
+from harness.run_files import run_dir
 from harness.start import Start, first_batch
-from harness.step_cost import Shape, evaluation_seconds, random_batch, shape_of, try_step
 from harness.storage import Store
 from harness.sweep.changed import since_done
 from harness.sweep.grid import Grid, Job
@@ -31,6 +33,7 @@ from harness.sweep.identity import place_for
 from harness.sweep.job import release
 from harness.sweep.states import DONE, RUNNING, WAITING, read_state
 from harness.sweep.sweep_words import telling
+from harness.training.run import Progress
 
 
 @dataclass

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.commands import shown
+from harness.commandline.commands import shown
 from harness.errors import UserError
-from harness.run_dir import JOB_FILE, holds_a_run
+from harness.run_files.run_dir import JOB_FILE, holds_a_run
 from harness.sweep.again import own_command
 from harness.sweep.comparison import Comparison, Entry, Group
 from harness.sweep.figures import COLUMNS, equal_tokens, figures

@@ -22,10 +22,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.composition import config_dir, register, to_dataclass
+from harness.commandline.composition import config_dir, register, to_dataclass
+from harness.commandline.overrides import CommandLine, key_of
 from harness.config import TrainConfig
 from harness.errors import UserError
-from harness.overrides import CommandLine, key_of
 
 _BASIC = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
 _BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__qualname__}"
@@ -145,7 +145,7 @@ def open_sweep(line: CommandLine) -> SweepConfig:
     setup_globals()
     arguments = get_args_parser().parse_args(line.words())
     path = arguments.config_path or str(config_dir())
-    search = create_automatic_config_search_path(None, "harness.hydra_app", path)
+    search = create_automatic_config_search_path(None, "harness.commandline.hydra_app", path)
     if arguments.config_dir is not None:
         folder = os.path.abspath(arguments.config_dir)
         if not os.path.isdir(folder):

@@ -17,11 +17,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from harness.commands import command, override, torchrun_command
+from harness.commandline.commands import command, override, torchrun_command
+from harness.commandline.overrides import CommandLine, key_of, value_of
 from harness.config import TrainConfig, tokens_per_step, total_steps
 from harness.config_record import flatten, to_dict
 from harness.errors import UserError
-from harness.overrides import CommandLine, key_of, value_of
 from harness.sweep import composing, impossible, sweep_words
 from harness.sweep.identity import IGNORED, identity
 

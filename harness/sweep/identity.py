@@ -15,10 +15,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from harness.commandline.overrides import key_of
 from harness.config import PATH_KEYS, TrainConfig, get, row_width, set_directory, total_steps
 from harness.config_record import flatten, to_dict
-from harness.overrides import key_of
-from harness.run_dir import JOB_FILE
+from harness.run_files.run_dir import JOB_FILE
 
 # What does not change the result: trackers, the device, names, cadences, how a run is resumed, how a set is
 # checked and made (what shapes its tokens counts), and where sets lie by default.

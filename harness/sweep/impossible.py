@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from harness import hints
-from harness.commands import shell_word
-from harness.composition import config_dir
+from harness.commandline import hints
+from harness.commandline.commands import shell_word
+from harness.commandline.composition import config_dir
+from harness.commandline.overrides import CommandLine, value_of
 from harness.config import TrainConfig, get
 from harness.errors import UserError
-from harness.overrides import CommandLine, value_of
 from harness.sweep.composing import NotComposed
 from harness.sweep.sweep_words import label
 

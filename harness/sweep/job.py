@@ -17,12 +17,13 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import admission, failure, run_dir
 from harness.append_file import AppendFile
-from harness.commands import shown
+from harness.commandline.commands import shown
 from harness.config import TrainConfig
 from harness.errors import EXIT_USER, UserError
 from harness.files import write_json
+from harness.resuming import admission
+from harness.run_files import failure, run_dir
 from harness.sweep import changed
 from harness.sweep.devices import device_for
 from harness.sweep.identity import identity, place_for, written_identity

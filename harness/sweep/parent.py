@@ -14,11 +14,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness.commands import shown
-from harness.composition import composed_files, config_dir, register, to_dataclass
+from harness.commandline.commands import shown
+from harness.commandline.composition import composed_files, config_dir, register, to_dataclass
+from harness.commandline.overrides import CommandLine, key_of, value_of
+from harness.commandline.script_words import reader_may_leave
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UserError
-from harness.overrides import CommandLine, key_of, value_of
-from harness.script_words import reader_may_leave
 from harness.sweep import report, report_text, workers
 from harness.sweep.board import Board
 from harness.sweep.forwarding import forwarding

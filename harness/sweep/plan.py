@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.commands import command, shown
+from harness.commandline.commands import command, shown
+from harness.commandline.overrides import CommandLine
 from harness.errors import UserError
 from harness.files import write_atomic
-from harness.overrides import CommandLine
 from harness.sweep.grid import Grid
 
 _KINDS: dict[str, type] = {

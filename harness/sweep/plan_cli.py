@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands import command, shown
+from harness.commandline.commands import command, shown
+from harness.commandline.script_words import run_script
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER, UserError, did_you_mean
-from harness.script_words import run_script
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -72,7 +72,7 @@ def _option(words: list[str], name: str, default: str | None = None) -> tuple[st
 
 
 def _plan(words: list[str]) -> None:
-    from harness import cli
+    from harness.commandline import cli
     from harness.sweep.grid import grid_of
     from harness.sweep.plan import launch_lines, write_plan
 
@@ -102,8 +102,8 @@ def _plan(words: list[str]) -> None:
 
 
 def _run(words: list[str]) -> None:
-    from harness import hydra_app
-    from harness.overrides import CommandLine, quote
+    from harness.commandline import hydra_app
+    from harness.commandline.overrides import CommandLine, quote
     from harness.sweep.plan import read_job
 
     index, words = _option(words, "--index")
@@ -127,7 +127,7 @@ def _run(words: list[str]) -> None:
 
 
 def _task(cfg: DictConfig, *, job: PlannedJob, plan: Path) -> None:
-    from harness.composition import to_dataclass
+    from harness.commandline.composition import to_dataclass
     from harness.sweep import parent
     from harness.sweep.identity import identity
     from harness.sweep.states import DONE, FAILED

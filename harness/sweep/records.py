@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from harness import growth, run_dir
 from harness.config import TrainConfig
 from harness.config_groups import GROUPS
 from harness.config_record import flatten, to_dict
 from harness.errors import UserError
-from harness.run_dir import JOB_FILE
+from harness.resuming import growth
+from harness.run_files import run_dir
+from harness.run_files.run_dir import JOB_FILE
 from harness.sweep.curves import Metrics, read_metrics
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import io
 import sys
 from pathlib import Path
 
-from harness.commands import shown
+from harness.commandline.commands import shown
+from harness.commandline.script_words import run_script, words_or_help
 from harness.errors import EXIT_FAILED, UserError
-from harness.run_dir import holds_a_run
-from harness.script_words import run_script, words_or_help
+from harness.run_files.run_dir import holds_a_run
 
 _HELP = """\
 Compare runs: a table of them, best first, and report.csv and report.html to keep.

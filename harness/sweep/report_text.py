@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.commands import shown
+from harness.commandline.commands import shown
 from harness.sweep.again import onward_command
 from harness.sweep.comparison import Comparison, Entry, Group
 from harness.sweep.states import DIED, DONE, FAILED, RUNNING, STOPPED, WAITING

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.run_dir import read_starts, read_status
+from harness.run_files.run_dir import read_starts, read_status
 
 DONE, RUNNING, STOPPED, FAILED, DIED, WAITING = "done", "running", "stopped", "failed", "died", "waiting"
 _SILENT_S = 300.0  # after which a run on another host counts as dead

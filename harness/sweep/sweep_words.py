@@ -8,9 +8,9 @@ import re
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from harness.commands import shell_word
+from harness.commandline.commands import shell_word
+from harness.commandline.overrides import key_of
 from harness.errors import UserError
-from harness.overrides import key_of
 
 MOST_JOBS = 10_000
 _NAME = re.compile(r"\w[\w.+-]{0,99}")

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from harness.commandline.overrides import key_of, value_of
 from harness.config_groups import GROUPS
-from harness.overrides import key_of, value_of
 from harness.sweep.identity import IGNORED
 from harness.sweep.records import Record, read_composed
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.commands import shown
+from harness.commandline.commands import shown
 from harness.config_groups import WandbTrackerConfig
 from harness.errors import EXIT_STOPPED
 from harness.tracking import NoTracker, TrackedRun, Tracker, wandb_record

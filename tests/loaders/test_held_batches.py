@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.data_chain import DataChain, batch_digest, link
+from harness.auditing.data_chain import DataChain, batch_digest, link
 from harness.loaders import Batch, Prefetcher, SlidingWindowLoader, TokenDataLoader
 from harness.storage import TokenStore, open_store
 from tests.helpers_sets import write_set

@@ -12,11 +12,11 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.commands import override, shell_word
-from harness.composition import config_dir, register, to_dataclass
+from harness.commandline.commands import override, shell_word
+from harness.commandline.composition import config_dir, register, to_dataclass
+from harness.commandline.escapes import escape, unescape
 from harness.config_groups import CorpusConfig
 from harness.errors import UserError
-from harness.escapes import escape, unescape
 from harness.prepare import chunks
 from harness.prepare.corpora import list_files, separator_of
 from harness.prepare.documents import Rules, encode_chunk

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.commandline.overrides import CommandLine
 from harness.errors import UserError
-from harness.overrides import CommandLine
 from harness.sweep import parent
 from harness.sweep.board import Board
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import overrides
+from harness.commandline import overrides
 from harness.sweep import parent
 from harness.sweep.grid import grid_of
 from harness.sweep.job import run_job

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import overrides
+from harness.commandline import overrides
 from harness.errors import UserError
 from harness.files import write_json
 from harness.sweep.compare import compare, find_runs

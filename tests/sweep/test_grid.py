@@ -17,10 +17,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 
-from harness import cli, overrides
-from harness.composition import config_dir, register
+from harness.commandline import cli, overrides
+from harness.commandline.composition import config_dir, register
+from harness.commandline.overrides import CommandLine
 from harness.errors import UserError
-from harness.overrides import CommandLine
 from harness.sweep.grid import Grid, grid_of, named
 from harness.sweep.impossible import Failure, report
 from harness.sweep.sweep_words import check_name, check_words

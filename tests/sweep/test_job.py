@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import admission, failure, run_dir
 from harness.config import TrainConfig
 from harness.errors import RunFailed, UserError
 from harness.launch import launch
+from harness.resuming import admission
+from harness.run_files import failure, run_dir
 from harness.sweep.identity import identity
 from harness.sweep.job import ELSEWHERE, FAILED_OBJECTIVE, Ended, run_job
 from harness.sweep.lock import claimed

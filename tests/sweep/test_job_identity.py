@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.composition import config_dir, register, to_dataclass
+from harness.commandline.composition import config_dir, register, to_dataclass
 from harness.config import TrainConfig, make_paths_absolute
 from harness.config_groups import GROUPS, SlidingWindowConfig
 from harness.config_record import flatten, from_dict, to_dict
-from harness.run_dir import JOB_FILE
+from harness.run_files.run_dir import JOB_FILE
 from harness.sweep.identity import (
     COUNTED,
     IGNORED,

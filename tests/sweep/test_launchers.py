@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from harness.commandline.overrides import split
 from harness.errors import UserError
-from harness.overrides import split
 from harness.sweep.composing import open_sweep
 from harness.sweep.grid import grid_of, trains_here
 from harness.sweep.lock import working

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import cli
+from harness.commandline import cli
 from harness.errors import UserError
 from harness.sweep import plan, plan_cli
 from harness.sweep.identity import find_job

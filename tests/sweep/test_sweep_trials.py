@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.run_dir import JOB_FILE, read_starts
+from harness.run_files.run_dir import JOB_FILE, read_starts
 from tests.helpers_cli import TINY, make_root
 from tests.helpers_forks import Fork
 from tests.helpers_runs import rows, snapshot, train_py, weights

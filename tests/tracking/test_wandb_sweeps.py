@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from harness.commandline.overrides import split
 from harness.errors import EXIT_FAILED
-from harness.overrides import split
-from harness.run_dir import read_starts
+from harness.run_files.run_dir import read_starts
 from harness.tracking.wandb_tracker import WandbTracker
 from tests.helpers_cli import TINY, make_root
 from tests.helpers_forks import CONTEXT
-from tests.test_tracking_resumes import check_mirror
-from tests.test_tracking_runs import own_home  # noqa: F401
+from tests.tracking.test_tracking_resumes import check_mirror
+from tests.tracking.test_tracking_runs import own_home  # noqa: F401
 from tests.tracking.wandb_reader import Run, read_runs, union
 
 RATES = {"first": 1e-3, "diverges": 1.0, "killed": 2e-3, "last": 3e-3}

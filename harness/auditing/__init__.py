@@ -1,0 +1,1 @@
+"""Which tokens each step saw: batches made again, compared with a run's records, counted and shown."""

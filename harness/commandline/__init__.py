@@ -1,0 +1,1 @@
+"""The words of a command line until they are a checked configuration."""

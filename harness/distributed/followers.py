@@ -1,0 +1,54 @@
+"""In a rank that does not lead, what stands for what writes a run down: the same calls, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from harness.checkpoints.saving import Saver
+from harness.config import CheckpointConfig
+from harness.tracking.jsonl import MetricsFile
+
+
+class NoMetrics(MetricsFile):
+    """No metrics.jsonl."""
+
+    def __init__(self) -> None:
+        pass
+
+    def append(self, row: dict[str, Any]) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class NoSaver(Saver):
+    """Knows when a save is due, as rank 0 does; rank 0 makes it, and ends the run where it cannot."""
+
+    last_saved = seconds = None
+    waits = is_writing = is_late = False
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._config = config
+
+    def save(self, parts: dict[str, Any], before: Callable[[], object] = lambda: None) -> None:
+        pass
+
+    def remove_surplus(self, trainer: dict[str, Any]) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _raise_if_hopeless(self) -> None:
+        pass

@@ -1,0 +1,232 @@
+"""What the ranks of a run tell each other without a collective: by way of a store, which rendezvous.py opens.
+
+So it works before there is a process group, however long one of them takes, and in a thread. What does not
+come is waited for by looking, and that ends with the failure of any rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.distributed.peers import Peers
+from harness.distributed.ranks import ALONE, Ranks
+from harness.errors import EXIT_USER, PeerFailed
+from harness.preemption import Stopped
+from harness.run_files import failure
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+LEAVE_S = 3.0  # for the others to hear of a failure, before its rank ends and the launcher ends them
+GRACE_S = 8.0  # for a main thread to end once another rank has failed
+_LEADER_S = 1.0  # for rank 0 to say what this rank would, and maybe more of it
+_LOOK_S = 0.2
+JOB = "harness/job"  # what the store keeps of the job, whichever start of it
+
+
+class Meeting:
+    """The ranks of one start of a job; this class is that of one process, which has nobody to wait for.
+
+    `earlier`: the directory in which an earlier start of this job ran. `ended`: the exit code of a start that
+    its launcher takes for a crash, and that would end like that again. `record` is called before this process
+    is ended beside its main thread. Values travel as JSON.
+    """
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self.earlier: Path | None = None
+        self.ended: int | None = None
+        self.record: Callable[[PeerFailed], object] = _nothing
+
+    def gather(self, name: str, value: Any = None) -> list[Any]:
+        """The value of every rank, by rank, on every rank. Raises `PeerFailed` where one fails meanwhile.
+
+        The n-th call with a `name` on one rank meets the n-th of the others.
+        """
+        return [value]
+
+    def agree(self, name: str, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        return value
+
+    @contextlib.contextmanager
+    def one_by_host(self, name: str) -> Iterator[bool]:
+        """True for the first rank of each host, whose others wait until it is done, however long that is."""
+        yield True
+
+    def keep(self, path: Path) -> None:
+        """Remember for later starts of this job that it runs in `path`."""
+
+    def end(self, code: int) -> None:
+        """Remember for later starts of this job that they have nothing to do but to exit with `code`."""
+
+    def is_to_say(self, error: BaseException) -> bool:
+        """Whether this process is the one to say `error`: each failure is said once, where it came first.
+
+        The others are told of it here, too.
+        """
+        return True
+
+    def cause(self, error: BaseException) -> BaseException:
+        """What really ended this process, where `error` is only what the end of another rank looks like."""
+        return error
+
+
+class RanksMeeting(Meeting):
+    """The same where a launcher started this process, maybe with others.
+
+    `raw` is the store of the job, `store` that of this start in it; `job` is what earlier starts have left.
+    `hosts`: the store is this process's own, and goes with it.
+    """
+
+    def __init__(self, ranks: Ranks, raw: Store, store: Store, job: dict[str, Any], *, hosts: bool) -> None:
+        super().__init__(ranks)
+        self._raw, self.store, self._job, self._hosts = raw, store, job, hosts
+        self.peers = Peers(store, ranks.rank, ranks.size)
+        self.earlier = Path(job["path"]) if "path" in job else None
+        self.ended = job.get("ended")
+        self._counts: dict[str, int] = {}
+        self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+
+    def gather(self, name: str, value: Any = None) -> list[Any]:
+        keys = self._of_all(self._next(name))
+        self.store.set(keys[self.ranks.rank], json.dumps(value))
+        self._until(keys)
+        return [json.loads(text) for text in self.store.multi_get(keys)]
+
+    def agree(self, name: str, value: Any) -> Any:
+        key = self._next(name)
+        if self.ranks.leads:
+            self.store.set(key, json.dumps(value))
+        self._until([key])
+        return json.loads(self.store.get(key))
+
+    @contextlib.contextmanager
+    def one_by_host(self, name: str) -> Iterator[bool]:
+        # Two hosts may have one name, and a launcher knows its number. Not LOCAL_RANK 0: it may be unset.
+        host = f"{os.environ.get('GROUP_RANK', '')}-{socket.gethostname()}"
+        key = f"{self._next(name)}/{host}"
+        first = self.gather(f"{name}/hosts", host).index(host) == self.ranks.rank
+        if not first:
+            self._until([key])
+        yield first
+        if first:
+            self.store.set(key, "done")
+
+    def keep(self, path: Path) -> None:
+        if self.ranks.leads:
+            self._keep(path=str(path))
+
+    def end(self, code: int) -> None:
+        self._keep(ended=code)
+
+    def is_to_say(self, error: BaseException) -> bool:
+        try:
+            if not isinstance(error, PeerFailed):
+                self.peers.explain(error)
+            elif error.fields:
+                return False
+            code = failure.exit_code(error)
+            if code == EXIT_USER or failure.reason_of(error) == "diverged":
+                self.end(code)
+            if failure.in_words(error) is not None and not self.ranks.leads:
+                self._wait(["said"], _LEADER_S)
+            me = str(self.ranks.rank)
+            said: bytes = self.store.compare_set("said", "", me)
+            if said.decode() == me:
+                _tell_launcher(error)
+            return said.decode() == me
+        except RuntimeError:  # the store is gone, and with it whoever could say anything else
+            return True
+
+    def cause(self, error: BaseException) -> BaseException:
+        return self.peers.explain(error) or error
+
+    def leave(self, error: BaseException) -> None:
+        """Before this process ends with `error`: where that came first, every rank hears of it before."""
+        with contextlib.suppress(RuntimeError):
+            if isinstance(error, Stopped) or not isinstance(error, SystemExit):
+                self.peers.explain(error)
+            self._note("heard")
+            if self.peers.first_rank() == self.ranks.rank:
+                self._wait(self._of_all("heard"), LEAVE_S)
+
+    def close(self) -> None:
+        """Look no more for the failure of others; a store of this process stays until all others are done."""
+        self._closed.set()
+        self._watcher.join()
+        with contextlib.suppress(RuntimeError):
+            self._note("left")
+            if self._hosts:
+                self._wait(self._of_all("left"), LEAVE_S)
+
+    def _keep(self, **fields: Any) -> None:
+        self._job |= fields
+        self._raw.set(JOB, json.dumps(self._job))
+
+    def _note(self, what: str) -> None:
+        self.store.set(f"{what}/{self.ranks.rank}", "yes")
+
+    def _of_all(self, what: str) -> list[str]:
+        return [f"{what}/{rank}" for rank in range(self.ranks.size)]
+
+    def _watch(self) -> None:
+        """Once another rank has failed, this process ends, whatever its main thread waits in."""
+        failed: PeerFailed | None = None
+        while failed is None:
+            if self._closed.wait(_LOOK_S):
+                return
+            try:
+                failed = self.peers.first()
+            except RuntimeError:
+                failed = PeerFailed(
+                    "the store in which the ranks meet is gone: rank 0, or its launcher", 0, {}
+                )
+        with contextlib.suppress(RuntimeError):
+            self._note("heard")
+        if not self._closed.wait(GRACE_S):
+            try:
+                self.record(failed)
+            finally:
+                os._exit(failure.exit_code(failed))
+
+    def _next(self, name: str) -> str:
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return f"{name}/{self._counts[name]}"
+
+    def _until(self, keys: list[str]) -> None:
+        while not self._wait(keys, _LOOK_S):
+            if (failed := self.peers.first()) is not None:
+                raise failed
+
+    def _wait(self, keys: list[str], seconds: float) -> bool:
+        """Whether all `keys` are there within so many seconds."""
+        end, pause = time.monotonic() + seconds, 0.002
+        while not (there := bool(self.store.check(keys))) and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.1)
+        return there
+
+
+def _tell_launcher(error: BaseException) -> None:
+    """A line for the report of the job's end that torchrun makes."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is not None:
+        line = f"{str(error).strip().partition(chr(10))[0]} (said above in full)"
+        extra = {"py_callstack": line, "timestamp": str(int(time.time()))}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
+
+
+def _nothing(failed: PeerFailed) -> None:
+    pass

@@ -1,0 +1,1 @@
+"""The device a run computes on: chosen, fed, and what it could do at most."""

@@ -1,0 +1,1 @@
+"""What a run would be and cost, before it starts."""

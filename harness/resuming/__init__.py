@@ -1,0 +1,1 @@
+"""What a run may go on from, and what must not have changed meanwhile."""
