@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -17,40 +18,60 @@ from harness.loaders.batch import Batch, Loader
 # Seconds to wait for a read in progress before a daemon thread is left to the end of the process.
 _CLOSE_TIMEOUT = 10.0
 
+# A read or a step that takes longer is worth waking the thread for. Handing a batch from thread to thread was
+# measured at 35 us, more than reading it from the page cache.
+_QUICK = 200e-6
+
 
 class _Raised(NamedTuple):
-    """What ended the thread, to be raised where a batch is asked for."""
+    """What the loader raised, to be raised where a batch is asked for."""
 
     error: BaseException
     traceback: TracebackType | None
 
 
 class _ReadAhead:
-    """One thread that keeps up to `depth` batches ready and ends at the first exception.
+    """The batches of `read` in order: up to `depth` of them read by a thread, the others when asked for.
 
-    Each of `depth` tickets allows one read; handing a batch out gives its ticket back. The thread knows
-    nothing of the `Prefetcher`, so that one can be collected and stop it.
+    Who reads holds `_reading`, and a thread that holds it puts one item into `_ready`. So whoever asks takes
+    what is ready, waits for the read in progress, or reads by itself. It wakes the thread, which then reads
+    until `depth` batches are ready, after a step or a read that took long: a training loop finds its batches
+    ready, and a loop that only reads pays for no hand-over. The first exception is the last item.
+
+    The thread knows nothing of the `Prefetcher`, so that one can be collected and stop it.
     """
 
     def __init__(self, read: Callable[[], Batch], depth: int) -> None:
-        self.pid = os.getpid()
         self._read = read
+        self._depth = depth
+        self._begin()
+
+    def _begin(self) -> None:
+        self.pid = os.getpid()
+        self._reading = threading.Lock()
         self._ready: SimpleQueue[Batch | _Raised] = SimpleQueue()
-        self._tickets: SimpleQueue[None] = SimpleQueue()
-        for _ in range(depth):
-            self._tickets.put(None)
-        self._raised: _Raised | None = None
+        self._wanted: SimpleQueue[None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
-        self._thread.start()
+        self._raised: _Raised | None = None
+        self._read_seconds = 0.0  # of the last read
+        self._left = perf_counter()  # when the last batch was handed out
 
     def get(self) -> Batch:
         """The next batch in order, or, when all before it are handed out, the loader's exception."""
-        item = self._raised or self._ready.get()
+        away = perf_counter() - self._left
+        if self._reading.acquire(blocking=False):
+            try:
+                item = self._next() if self._ready.empty() else self._ready.get()
+            finally:
+                self._reading.release()
+        else:
+            item = self._ready.get()
         if isinstance(item, _Raised):
-            self._raised = item
             raise item.error.with_traceback(item.traceback)
-        self._tickets.put(None)
+        if away > _QUICK or self._read_seconds > _QUICK:
+            self._wake()
+        self._left = perf_counter()
         return item
 
     def stop(self, timeout: float | None = None) -> None:
@@ -58,32 +79,51 @@ class _ReadAhead:
 
         In a forked child there is no thread to end, and a queue's lock may be held for ever.
         """
-        if self.pid != os.getpid():
+        if self._thread is None or self.pid != os.getpid():
             return
         self._stopped = True
-        self._tickets.put(None)
+        self._wanted.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    def restart(self) -> None:
+        """End the thread and forget what is ready and what was raised: `read` was moved."""
+        self.stop()
+        self._begin()
+
+    def _wake(self) -> None:
+        self._wanted.put(None)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+            self._thread.start()
+
     def _run(self) -> None:
-        while True:
-            self._tickets.get()
-            if self._stopped:
-                return
+        while not self._stopped:
+            self._wanted.get()
+            while self._ready.qsize() < self._depth and not (self._stopped or self._raised):
+                with self._reading:
+                    self._ready.put(self._next())
+
+    def _next(self) -> Batch | _Raised:
+        """Read, unless that has failed before."""
+        if self._raised is None:
+            started = perf_counter()
             try:
-                self._ready.put(self._read())
+                return self._read()
             except BaseException as error:
-                self._ready.put(_Raised(error, error.__traceback__))
-                return
+                self._raised = _Raised(error, error.__traceback__)
+            finally:
+                self._read_seconds = perf_counter() - started
+        return self._raised
 
 
 class Prefetcher:
-    """`loader` read `depth` batches ahead by a daemon thread; depth 0 reads when asked, without a thread.
+    """`loader` read up to `depth` batches ahead by a daemon thread; depth 0 reads when asked, without one.
 
-    The cursor is that of the last batch handed out, never of one read ahead. The thread starts with the
-    first `next_batch` and stops at the epoch's end. An exception of the loader comes after the batches before
-    it, as it is, and again at each further call until `reset`, `start_epoch` or `load_state_dict`. Nobody
-    else may use `loader` meanwhile.
+    The cursor is that of the last batch handed out, never of one read ahead. The thread starts with the first
+    step or read that takes long; while neither does, batches are read when asked for, which is faster. An
+    exception of the loader comes after the batches before it, as it is, and again at each further call until
+    `reset`, `start_epoch` or `load_state_dict`. Nobody else may use `loader` meanwhile.
 
     `pin`: the batches lie in page-locked memory, for CUDA.
     """
@@ -95,9 +135,11 @@ class Prefetcher:
         self.seq_len = loader.seq_len
         self._loader = loader
         self._read = partial(_pinned, loader) if pin else loader.next_batch
-        self._depth = depth
         self._cursor = loader.state_dict()
-        self._ahead: _ReadAhead | None = None
+        self._ahead = _ReadAhead(self._read, depth) if depth else None
+        if self._ahead is not None:
+            # Also at exit: a thread that is still copying while the interpreter goes down can crash it.
+            weakref.finalize(self, self._ahead.stop, _CLOSE_TIMEOUT)
         self._closed = False
 
     @property
@@ -125,7 +167,7 @@ class Prefetcher:
         """The loader's next batch; StopIteration at the end of the epoch. Raises what the loader raises."""
         if self._closed:
             raise RuntimeError("the loader is closed")
-        batch = self._read() if self._depth == 0 else self._thread().get()
+        batch = self._read() if self._ahead is None else self._next(self._ahead)
         self._cursor = dict(batch.cursor)
         return batch
 
@@ -158,7 +200,8 @@ class Prefetcher:
     def close(self) -> None:
         """Stop the thread, whatever it waits for. The cursor can still be read, batches can not."""
         self._closed = True
-        self._stop_thread(_CLOSE_TIMEOUT)
+        if self._ahead is not None:
+            self._ahead.stop(_CLOSE_TIMEOUT)
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -166,26 +209,20 @@ class Prefetcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _thread(self) -> _ReadAhead:
-        if self._ahead is not None and self._ahead.pid != os.getpid():
+    def _next(self, ahead: _ReadAhead) -> Batch:
+        if ahead.pid != os.getpid():
             self._rewind()
-        if self._ahead is None:
-            self._ahead = _ReadAhead(self._read, self._depth)
-            # Also at exit: a thread that is still copying while the interpreter goes down can crash it.
-            self._finalizer = weakref.finalize(self, self._ahead.stop, _CLOSE_TIMEOUT)
-        return self._ahead
+        try:
+            return ahead.get()
+        except KeyboardInterrupt:  # it may have come in the middle of a read
+            self._rewind()
+            raise
 
     def _rewind(self) -> None:
         """Take the loader back to what was handed out, so that a refused call skips nothing."""
         if self._ahead is not None:
-            self._stop_thread(timeout=None)
+            self._ahead.restart()
             self._loader.load_state_dict(self._cursor)
-
-    def _stop_thread(self, timeout: float | None) -> None:
-        if self._ahead is not None:
-            self._finalizer.detach()
-            self._ahead.stop(timeout)
-            self._ahead = None
 
 
 def _pinned(loader: Loader) -> Batch:

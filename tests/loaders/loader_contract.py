@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from harness.errors import UserError
-from harness.loaders import Batch, Loader, Prefetcher
+from harness.loaders import Batch, Loader, Prefetcher, prefetch
 
 # Builds a fresh loader of one strategy; takes `rank`, `world_size` and `seed`, as the loaders do.
 MakeLoader = Callable[..., Any]
@@ -108,10 +109,11 @@ def check_resume_at_every_batch(make: MakeLoader) -> None:
 
 
 def check_prefetch_changes_nothing(make: MakeLoader, depths: tuple[int, ...] = (0, 1, 8)) -> None:
-    """The same two epochs read 0, 1 and 8 batches ahead, and the rest after each cursor of a resume."""
+    """The same two epochs and the rest after a resume: 0, 1 and 8 batches ahead, by a thread and not."""
     plain = [list(batches(_started(make(), epoch))) for epoch in (0, 1)]
-    for depth in depths:
-        with Prefetcher(make(), depth) as loader:
+    for depth, quick in itertools.product(depths, (0.0, prefetch._QUICK)):
+        with pytest.MonkeyPatch.context() as patch, Prefetcher(make(), depth) as loader:
+            patch.setattr(prefetch, "_QUICK", quick)
             for epoch in (0, 1):
                 loader.start_epoch(epoch)
                 assert_same(list(batches(loader)), plain[epoch])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import subprocess
@@ -18,11 +19,28 @@ import pytest
 import torch
 
 from harness.errors import UserError
-from harness.loaders import Batch, Prefetcher, TokenDataLoader
+from harness.loaders import Batch, Prefetcher, TokenDataLoader, prefetch
 from harness.storage import TokenStore, open_store
 from tests.helpers_sets import write_set
 
 DEPTHS = [0, 1, 8]
+
+# Seconds from which the thread is woken: it is at every batch, as it happens, or never is.
+WOKEN = [0.0, prefetch._QUICK, math.inf]
+
+
+@pytest.fixture(params=WOKEN, ids=["read ahead", "as it happens", "read when asked"])
+def _any_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_QUICK", request.param)
+
+
+@pytest.fixture
+def _ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_QUICK", 0.0)
+
+
+any_way = pytest.mark.usefixtures("_any_way")
+read_ahead = pytest.mark.usefixtures("_ahead")
 
 
 @pytest.fixture
@@ -57,6 +75,7 @@ def _threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
+@any_way
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_every_depth_gives_the_same_batches_and_cursors(store: TokenStore, depth: int) -> None:
     plain = _drain(TokenDataLoader(store, 2, 3))
@@ -69,6 +88,7 @@ def test_every_depth_gives_the_same_batches_and_cursors(store: TokenStore, depth
             assert loader.position == 90
 
 
+@read_ahead
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_the_cursor_is_that_of_the_last_batch_handed_out(store: TokenStore, depth: int) -> None:
     inner = TokenDataLoader(store, 2, 3)
@@ -80,6 +100,7 @@ def test_the_cursor_is_that_of_the_last_batch_handed_out(store: TokenStore, dept
             assert loader.position == 6 * step
 
 
+@read_ahead
 @pytest.mark.parametrize("depth", [1, 3])
 def test_no_more_than_depth_batches_are_read_ahead(store: TokenStore, depth: int) -> None:
     inner = TokenDataLoader(store, 2, 3)
@@ -90,6 +111,7 @@ def test_no_more_than_depth_batches_are_read_ahead(store: TokenStore, depth: int
         assert inner.position == 6 * (1 + depth)
 
 
+@any_way
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_moving_with_batches_in_flight_skips_and_repeats_nothing(store: TokenStore, depth: int) -> None:
     plain = _drain(TokenDataLoader(store, 2, 3))
@@ -105,6 +127,7 @@ def test_moving_with_batches_in_flight_skips_and_repeats_nothing(store: TokenSto
         assert _same(_drain(loader), plain)
 
 
+@any_way
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_refused_call_skips_nothing(store: TokenStore, depth: int) -> None:
     plain = _drain(TokenDataLoader(store, 2, 3))
@@ -120,6 +143,7 @@ def test_a_refused_call_skips_nothing(store: TokenStore, depth: int) -> None:
         assert _same(_drain(loader), plain[1:])
 
 
+@any_way
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_resume_from_any_cursor_gives_the_rest(store: TokenStore, depth: int) -> None:
     plain = _drain(TokenDataLoader(store, 2, 3))
@@ -129,6 +153,7 @@ def test_resume_from_any_cursor_gives_the_rest(store: TokenStore, depth: int) ->
             assert _same(_drain(loader), plain[step:])
 
 
+@any_way
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_an_error_comes_in_its_place_as_it_is_and_stays(tmp_path: Path, depth: int) -> None:
     tokens = [*range(20), 99, *range(20)]
@@ -144,6 +169,7 @@ def test_an_error_comes_in_its_place_as_it_is_and_stays(tmp_path: Path, depth: i
         assert loader.next_batch().inputs.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+@read_ahead
 def test_close_ends_a_thread_that_waits_for_room(store: TokenStore) -> None:
     before = _threads()
     inner = TokenDataLoader(store, 2, 3)
@@ -159,6 +185,7 @@ def test_close_ends_a_thread_that_waits_for_room(store: TokenStore) -> None:
         loader.next_batch()
 
 
+@read_ahead
 def test_each_epoch_leaves_no_thread_behind(store: TokenStore) -> None:
     before = len(_threads())
     with Prefetcher(TokenDataLoader(store, 2, 3), 4) as loader:
@@ -169,6 +196,7 @@ def test_each_epoch_leaves_no_thread_behind(store: TokenStore) -> None:
     assert len(_threads()) == before
 
 
+@read_ahead
 def test_a_loader_that_is_dropped_without_close_takes_its_thread_along(store: TokenStore) -> None:
     before = len(_threads())
     loader = Prefetcher(TokenDataLoader(store, 2, 3), 2)
@@ -180,6 +208,7 @@ def test_a_loader_that_is_dropped_without_close_takes_its_thread_along(store: To
     assert len(_threads()) == before
 
 
+@read_ahead
 def test_nothing_is_read_and_no_thread_started_before_the_first_batch(store: TokenStore) -> None:
     before = len(_threads())
     inner = TokenDataLoader(store, 2, 3)
@@ -192,6 +221,74 @@ def test_nothing_is_read_and_no_thread_started_before_the_first_batch(store: Tok
         assert inner.position == 6
 
 
+class _Reading(TokenDataLoader):
+    """One whose reads take `seconds`, and are interrupted where they take longer than one can wait."""
+
+    seconds = 0.0
+
+    def next_batch(self) -> Batch:
+        batch = super().next_batch()
+        if self.seconds == math.inf:
+            raise KeyboardInterrupt
+        time.sleep(self.seconds)
+        return batch
+
+
+def test_a_loop_that_only_reads_has_no_thread(store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_QUICK", 10.0)
+    before = _threads()
+    inner = TokenDataLoader(store, 2, 3)
+    with Prefetcher(inner, 4) as loader:
+        for _ in range(15):
+            position = loader.next_batch().cursor["position"]
+            assert inner.position == position
+            assert _threads() == before
+
+
+def test_a_read_or_a_step_that_takes_long_wakes_the_thread(
+    store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "_QUICK", 0.05)
+    inner = _Reading(store, 2, 3)
+    with Prefetcher(inner, 2) as loader:
+        inner.seconds = 0.06
+        loader.next_batch()
+        _wait_until(lambda: inner.position == 18)
+        inner.seconds = 0.0
+        loader.reset()
+        loader.next_batch()
+        time.sleep(0.06)  # a step
+        loader.next_batch()
+        _wait_until(lambda: inner.position == 24)
+
+
+def test_a_read_in_progress_is_waited_for_and_not_done_twice(
+    store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "_QUICK", 0.0)
+    plain = _drain(TokenDataLoader(store, 2, 3))
+    inner = _Reading(store, 2, 3)
+    inner.seconds = 0.003
+    for depth in (1, 2):
+        with Prefetcher(inner, depth) as loader:
+            loader.reset()
+            assert _same(_drain(loader), plain)
+
+
+@any_way
+def test_a_read_that_is_interrupted_is_done_again(store: TokenStore) -> None:
+    plain = _drain(TokenDataLoader(store, 2, 3))
+    inner = _Reading(store, 2, 3)
+    with Prefetcher(inner, 2) as loader:
+        inner.seconds = math.inf
+        with pytest.raises(KeyboardInterrupt):
+            loader.next_batch()
+        inner.seconds = 0.0
+        assert loader.position == 0
+        assert _same(_drain(loader), plain)
+
+
+@any_way
 def test_a_forked_child_continues_where_the_parent_was(store: TokenStore) -> None:
     plain = _drain(TokenDataLoader(store, 2, 3))
     with Prefetcher(TokenDataLoader(store, 2, 3), 4) as loader:
@@ -223,6 +320,8 @@ _END_IN_FLIGHT = """
 import sys
 from harness.loaders import Prefetcher, TokenDataLoader
 from harness.storage import open_store
+from harness.loaders import prefetch
+prefetch._QUICK = 0
 loader = Prefetcher(TokenDataLoader(open_store(sys.argv[1], "train"), 2, 3), 2)
 loader.next_batch()
 """
