@@ -18,11 +18,12 @@ from harness.config_groups import (
     LoaderConfig,
     ModelConfig,
     OptimizerConfig,
-    PaddedRowsConfig,
     PrepareConfig,
     ScheduleConfig,
     TokenizerConfig,
     TrackerConfig,
+    layout,
+    row_width,
 )
 
 # `Optional[...]` instead of `... | None` where omegaconf 2.3 reads the annotation.
@@ -135,9 +136,6 @@ class PrepareScriptConfig:
 # Every key that names a file or folder: expanded, made absolute, and kept absolute at a resume.
 PATH_KEYS = ("data.root", "data.path", "corpus.path", "tokenizer.path", "evaluation.set", "init_from")
 
-# loader.name -> how the set it reads is laid out on disk; every other loader reads a stream of tokens.
-_LAYOUTS = {"padded_rows": "rows", "contrastive_rows": "contrastive"}
-
 
 def get(config: Any, key: str) -> Any:
     """The value at a dotted key, or None where this variant of a group has no such key."""
@@ -157,21 +155,9 @@ def set_directory(config: TrainConfig | PrepareScriptConfig) -> Path:
     return Path(config.data.root) / f"{storage}-{layout(config.loader)}{row_width(config.loader) or ''}"
 
 
-def layout(loader: LoaderConfig) -> str:
-    """What a loader reads: a `stream` of tokens, `rows` with masks, or `contrastive` pairs of rows."""
-    return _LAYOUTS.get(loader.name, "stream")
-
-
 def in_file_order(loader: LoaderConfig) -> bool:
     """Whether a stream's tokens come in the order of the file, in every epoch, whatever the seed."""
     return loader.name == "sequential" or getattr(loader, "sampling", None) == "ordered"
-
-
-def row_width(loader: LoaderConfig) -> int | None:
-    """The columns of the rows that a loader reads; None where it reads a stream."""
-    if not isinstance(loader, PaddedRowsConfig):
-        return None
-    return loader.seq_len + 1 if loader.row_width is None else loader.row_width
 
 
 def tokens_per_step(config: TrainConfig) -> int:

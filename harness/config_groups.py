@@ -273,3 +273,19 @@ GROUPS: dict[str, dict[str, type]] = {
     "schedule": {"cosine": ScheduleConfig, "constant": ScheduleConfig, "wsd": WsdScheduleConfig},
     "tracker": {"none": TrackerConfig, "wandb": WandbTrackerConfig},
 }
+
+
+# loader.name -> how the set it reads is laid out on disk; every other loader reads a stream of tokens.
+_LAYOUTS = {"padded_rows": "rows", "contrastive_rows": "contrastive"}
+
+
+def layout(loader: LoaderConfig) -> str:
+    """What a loader reads: a `stream` of tokens, `rows` with masks, or `contrastive` pairs of rows."""
+    return _LAYOUTS.get(loader.name, "stream")
+
+
+def row_width(loader: LoaderConfig) -> int | None:
+    """The columns of the rows that a loader reads; None where it reads a stream."""
+    if not isinstance(loader, PaddedRowsConfig):
+        return None
+    return loader.seq_len + 1 if loader.row_width is None else loader.row_width

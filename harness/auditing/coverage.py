@@ -56,8 +56,8 @@ from harness.resuming.lineage import Segment
 from harness.storage import PairStore, RowStore, Store, TokenStore
 from harness.storage.extents import Extent
 from harness.storage.io import FileIdentity
+from harness.storage.known import open_known
 from harness.storage.manifest import FORMATS, Manifest, parse_manifest
-from harness.storage.one_shard import open_known
 from harness.tracking.jsonl import last_rows
 
 

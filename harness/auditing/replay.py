@@ -26,8 +26,8 @@ from harness.loaders import Batch, Origin, build_loader
 from harness.resuming import growth, lineage
 from harness.resuming.lineage import Segment
 from harness.storage import Store
+from harness.storage.known import open_known
 from harness.storage.manifest import Manifest, load_manifest, parse_manifest
-from harness.storage.one_shard import open_known
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 

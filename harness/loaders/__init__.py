@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.config import layout, row_width
 from harness.config_groups import (
     BlockShuffleConfig,
     ContrastiveRowsConfig,
@@ -13,20 +13,22 @@ from harness.config_groups import (
     PaddedRowsConfig,
     SeededLoaderConfig,
     SlidingWindowConfig,
+    layout,
+    row_width,
 )
 from harness.loaders.batch import Batch, Loader, Origin, SeekableLoader
-from harness.loaders.block_shuffle import BlockShuffleLoader
-from harness.loaders.contrastive_rows import ContrastivePaddedDataset
 from harness.loaders.memory import keep_freed_memory
-from harness.loaders.padded_rows import PaddedDataset
 from harness.loaders.prefetch import Prefetcher
-from harness.loaders.sequential import TokenDataLoader
-from harness.loaders.sliding_window import SlidingWindowLoader
-from harness.storage import PairStore, RowStore, Store, TokenStore
 from harness.storage.opening import wrong_layout
 
 if TYPE_CHECKING:
+    from harness.loaders.block_shuffle import BlockShuffleLoader
+    from harness.loaders.contrastive_rows import ContrastivePaddedDataset
+    from harness.loaders.padded_rows import PaddedDataset
+    from harness.loaders.sequential import TokenDataLoader
+    from harness.loaders.sliding_window import SlidingWindowLoader
     from harness.loaders.torch_dataset import SlidingWindowDataset, make_dataloader
+    from harness.storage import PairStore, RowStore, Store, TokenStore
 
 __all__ = [
     "Batch",
@@ -45,25 +47,35 @@ __all__ = [
     "make_loader",
 ]
 
-_WITH_TORCH = ("SlidingWindowDataset", "make_dataloader")
+# Imported when they are asked for: the command line answers without PyTorch, and one loader needs no other.
+_PLACES = {
+    "BlockShuffleLoader": "block_shuffle",
+    "ContrastivePaddedDataset": "contrastive_rows",
+    "PaddedDataset": "padded_rows",
+    "SlidingWindowDataset": "torch_dataset",
+    "SlidingWindowLoader": "sliding_window",
+    "TokenDataLoader": "sequential",
+    "make_dataloader": "torch_dataset",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """PyTorch's classes, imported when they are asked for: the command line answers without them."""
-    if name not in _WITH_TORCH:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from harness.loaders import torch_dataset
-
-    return getattr(torch_dataset, name)
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
 
 
 def _sequential(config: LoaderConfig, store: TokenStore, **ranks: int) -> SeekableLoader:
+    from harness.loaders.sequential import TokenDataLoader
+
     return TokenDataLoader(
         store, config.batch_size, config.seq_len, mask_boundary=config.mask_boundary, **ranks
     )
 
 
 def _sliding_window(config: SlidingWindowConfig, store: TokenStore, **ranks: int) -> SeekableLoader:
+    from harness.loaders.sliding_window import SlidingWindowLoader
+
     return SlidingWindowLoader(
         store, config.batch_size, config.seq_len, stride=config.stride, sampling=config.sampling,
         **_seeded(config), **ranks,
@@ -71,6 +83,8 @@ def _sliding_window(config: SlidingWindowConfig, store: TokenStore, **ranks: int
 
 
 def _block_shuffle(config: BlockShuffleConfig, store: TokenStore, **options: Any) -> SeekableLoader:
+    from harness.loaders.block_shuffle import BlockShuffleLoader
+
     return BlockShuffleLoader(
         store, config.batch_size, config.seq_len, window_tokens=config.window_tokens,
         **_seeded(config), **options,
@@ -78,10 +92,14 @@ def _block_shuffle(config: BlockShuffleConfig, store: TokenStore, **options: Any
 
 
 def _padded_rows(config: PaddedRowsConfig, store: RowStore, **ranks: int) -> SeekableLoader:
+    from harness.loaders.padded_rows import PaddedDataset
+
     return PaddedDataset(store, config.batch_size, config.seq_len, **_seeded(config), **ranks)
 
 
 def _contrastive_rows(config: ContrastiveRowsConfig, store: PairStore, **ranks: int) -> SeekableLoader:
+    from harness.loaders.contrastive_rows import ContrastivePaddedDataset
+
     return ContrastivePaddedDataset(store, config.batch_size, config.seq_len, **_seeded(config), **ranks)
 
 

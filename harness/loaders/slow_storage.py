@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from enum import Enum
 
 # A read from the page cache takes about 1 ns a token, one that waits for a local disk 50 and more.
@@ -104,7 +103,7 @@ class SlowStorage:
         self._costs = [*self._costs, seconds][-_KEPT:]
         if len(self._costs) < _KEPT:
             return
-        cost = statistics.median(self._costs)
+        cost = sorted(self._costs)[_KEPT // 2]
         if self.way is Way.HINTS and cost > limit and not self._settled:
             self._hints_cost = cost
             self._enter(Way.READERS)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from harness.errors import UserError
-from harness.storage.growing import open_growing
-from harness.storage.hdf5 import MmapTokenStore
-from harness.storage.manifest import load_manifest
-from harness.storage.manifest_schema import SIDES, SPLITS
-from harness.storage.npy import ShardedTokenDataset
-from harness.storage.ranges import read_ranges
-from harness.storage.row_reader import RowReader
-from harness.storage.rows import PairStore, RowStore
+from harness.storage.known import open_known, open_stream
+from harness.storage.opening import check_split, open_manifest, wrong_layout
 from harness.storage.tokens import TokenStore
+
+if TYPE_CHECKING:
+    from harness.storage.growing import open_growing
+    from harness.storage.hdf5 import MmapTokenStore
+    from harness.storage.npy import ShardedTokenDataset
+    from harness.storage.ranges import read_ranges
+    from harness.storage.row_reader import RowReader
+    from harness.storage.rows import PairStore, RowStore
+
+    # One split of a prepared set, of any layout.
+    Store = TokenStore | RowStore | PairStore
 
 __all__ = [
     "MmapTokenStore",
@@ -29,10 +35,26 @@ __all__ = [
     "read_ranges",
 ]
 
-# One split of a prepared set, of any layout.
-Store = TokenStore | RowStore | PairStore
+# Imported when they are asked for: a stream in npy needs a third of the modules, and of their memory.
+_PLACES = {
+    "MmapTokenStore": "hdf5",
+    "PairStore": "rows",
+    "RowReader": "row_reader",
+    "RowStore": "rows",
+    "ShardedTokenDataset": "npy",
+    "open_growing": "growing",
+    "read_ranges": "ranges",
+}
 
-_STORES = {"npy": ShardedTokenDataset, "hdf5": MmapTokenStore}
+
+def __getattr__(name: str) -> Any:
+    if name == "Store":
+        from harness.storage.rows import PairStore, RowStore
+
+        return TokenStore | RowStore | PairStore
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
 
 
 def open_store(
@@ -43,8 +65,11 @@ def open_store(
     `prepare_command` is what messages say to run where it is known, as in `load_manifest`. Raises `UserError`
     where the set is damaged or holds rows.
     """
-    store = _STORES[load_manifest(directory, prepare_command=prepare_command).storage.format]
-    return store(directory, split, mmap=mmap, prepare_command=prepare_command)
+    check_split(split)
+    with open_manifest(directory, prepare_command) as manifest:
+        if manifest.storage.layout != "stream":
+            raise wrong_layout(manifest, "a token store", "stream")
+        return open_stream(manifest, split, mmap=mmap)
 
 
 def open_split(
@@ -54,11 +79,6 @@ def open_split(
 
     A stream is a `TokenStore`, padded rows are a `RowStore`, contrastive rows a `PairStore` of both sides.
     """
-    layout = load_manifest(directory, prepare_command=prepare_command).storage.layout
-    if layout == "stream":
-        return open_store(directory, split, mmap=mmap, prepare_command=prepare_command)
-    if split not in SPLITS:
-        raise UserError(f"split={split!r} must be one of {', '.join(SPLITS)}: a set has no other")
-    names = [split] if layout == "rows" else [f"{split}.{side}" for side in SIDES]
-    stores = [RowStore(directory, name, mmap=mmap, prepare_command=prepare_command) for name in names]
-    return stores[0] if layout == "rows" else PairStore(*stores)
+    check_split(split)
+    with open_manifest(directory, prepare_command) as manifest:
+        return open_known(manifest, split, mmap=mmap)

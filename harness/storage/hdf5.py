@@ -33,6 +33,14 @@ class MmapTokenStore(TokenStore):
             extents, open_reader = hdf5_extents(manifest, split)
         super().__init__(manifest, split, extents, mmap=mmap, open_reader=open_reader)
 
+    @classmethod
+    def of(cls, manifest: Manifest, split: str, *, mmap: bool = True) -> MmapTokenStore:
+        """The split of a manifest that is loaded already; else as the constructor."""
+        store = cls.__new__(cls)
+        extents, open_reader = hdf5_extents(manifest, split)
+        TokenStore.__init__(store, manifest, split, extents, mmap=mmap, open_reader=open_reader)
+        return store
+
     def get_slice(self, start: int, stop: int) -> TokenArray:
         """Tokens `[start, stop)` as an owned array of the stored dtype; empty where both are equal.
 

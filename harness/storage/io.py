@@ -7,10 +7,8 @@ import errno
 import mmap
 import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +16,11 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.files import irregular
+
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None  # type: ignore[assignment]
 
 # Descriptors one store keeps where the process may have few: `ulimit -n 64` must do for two stores and
 # everything else of a run. With more allowed it keeps an eighth of them, and this many at most.
@@ -46,6 +49,27 @@ def identity_of(status: os.stat_result) -> FileIdentity:
     return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+class Irregular(OSError):
+    """What is to be read is no regular file, but a `kind` of its own: "a FIFO"."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"it is {kind}, not a regular file")
+        self.kind = kind
+
+
+def open_regular(path: Path) -> tuple[int, os.stat_result]:
+    """A descriptor for reading and what it is of; OSError, `Irregular` where it is no regular file."""
+    kind = irregular(os.stat(path).st_mode)
+    if kind is None:
+        fd = os.open(path, _FLAGS)
+        status = os.fstat(fd)
+        kind = irregular(status.st_mode)
+        if kind is None:
+            return fd, status
+        os.close(fd)
+    raise Irregular(kind)
+
+
 class Descriptor:
     """A descriptor of a regular file, closed when its last user lets go of it: eviction cuts off no read.
 
@@ -55,15 +79,9 @@ class Descriptor:
     def __init__(self, path: Path, expected: FileIdentity | None = None) -> None:
         self.fd = -1
         try:
-            kind = irregular(os.stat(path).st_mode)
-            if kind is None:
-                self.fd = os.open(path, _FLAGS)
-                status = os.fstat(self.fd)
-                kind = irregular(status.st_mode)
+            self.fd, status = open_regular(path)
         except OSError as error:
             raise unreadable(path, error) from error
-        if kind is not None:
-            raise unreadable(path, OSError(f"it is {kind}, not a regular file"))
         self.identity = identity_of(status)
         if expected is not None and self.identity != expected:
             raise replaced(path, expected, self.identity)
@@ -75,9 +93,7 @@ class Descriptor:
 
 def descriptors_kept() -> int:
     """Descriptors one store keeps at most: opening a file again costs slow storage more than a read of it."""
-    try:
-        import resource
-    except ImportError:  # not a POSIX system
+    if resource is None:
         return MAX_DESCRIPTORS
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
@@ -89,7 +105,7 @@ class Descriptors:
     """The most recently used descriptors by path, `descriptors_kept()` at most. Thread-safe."""
 
     def __init__(self) -> None:
-        self._kept = descriptors_kept()
+        self._kept = MAX_DESCRIPTORS
         self._open: OrderedDict[Path, Descriptor] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -99,7 +115,9 @@ class Descriptors:
             descriptor = self._open.pop(path, None) or Descriptor(path, expected)
             self._open[path] = descriptor
             if len(self._open) > self._kept:
-                self._open.popitem(last=False)
+                self._kept = descriptors_kept()
+                if len(self._open) > self._kept:
+                    self._open.popitem(last=False)
             return descriptor
 
 
@@ -196,16 +214,8 @@ class AddressRange:
     """
 
     def __init__(self, size: int) -> None:
-        if os.name != "posix":
-            raise OSError(errno.ENOSYS, "this system maps no files at chosen addresses")
-        reserved = size + HUGE_PAGE
-        address = _mmap(None, reserved, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-        self._start = -(-address // HUGE_PAGE) * HUGE_PAGE
-        memory = (ctypes.c_uint8 * size).from_address(self._start)
-        self._unmap = weakref.finalize(memory, _libc().munmap, address, reserved)
-        self._unmap.atexit = False
-        self.bytes = np.frombuffer(memoryview(memory), dtype=np.uint8)
-        self.bytes.setflags(write=False)
+        self._memory = _Reserved(size)
+        self.bytes = np.asarray(self._memory)
 
     def map_file(self, path: Path, expected: FileIdentity, place: int) -> None:
         """Map a whole, non-empty file read-only at byte `place`, which `places_for` has chosen.
@@ -216,11 +226,38 @@ class AddressRange:
         size = descriptor.identity.size
         assert 0 < size <= len(self.bytes) - place
         try:
-            _mmap(self._start + place, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor.fd)
+            start = self._memory.start + place
+            _mmap(start, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor.fd)
         except OSError:
             # The system may have taken these addresses back and given them to another: never unmap them.
-            self._unmap.detach()
+            self._memory.keep()
             raise
+
+
+class _Reserved:
+    """`size` bytes of addresses from `start` on, a multiple of the huge page, for NumPy to make an array of;
+    given back with the last view of that array."""
+
+    def __init__(self, size: int) -> None:
+        self._unmap: Callable[[int, int], int] | None = None
+        if _LIBC is None:
+            raise OSError(errno.ENOSYS, "this system maps no files at chosen addresses")
+        self._size = size + HUGE_PAGE
+        self._address = _mmap(None, self._size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        self._unmap = _LIBC.munmap
+        self.start = -(-self._address // HUGE_PAGE) * HUGE_PAGE
+        read_only = True
+        self.__array_interface__ = {
+            "data": (self.start, read_only), "shape": (size,), "typestr": "|u1", "version": 3,
+        }  # fmt: skip
+
+    def keep(self) -> None:
+        """Never give the addresses back."""
+        self._unmap = None
+
+    def __del__(self) -> None:
+        if self._unmap is not None:
+            self._unmap(self._address, self._size)
 
 
 def places_for(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -239,24 +276,24 @@ def places_for(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def _mmap(address: int | None, size: int, protection: int, flags: int, fd: int) -> int:
-    result: int = _libc().mmap(address, size, protection, flags, fd, 0)
+    assert _LIBC is not None
+    result: int = _LIBC.mmap(address, size, protection, flags, fd, 0)
     if result == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
 
 
-@cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    ]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
+def _c_library() -> Any:
+    """The C library's mmap and munmap; None where there is no such thing."""
+    if os.name != "posix":
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+    size, number = ctypes.c_size_t, ctypes.c_int
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, ctypes.c_long]
+    library.munmap.argtypes = [ctypes.c_void_p, size]
+    return library
+
+
+_LIBC = _c_library()

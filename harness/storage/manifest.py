@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.files import irregular, write_atomic
+from harness.files import write_atomic
+from harness.storage.io import FileIdentity, Irregular, identity_of, open_regular
 from harness.storage.manifest_schema import (
     DTYPES,
     FORMATS,
@@ -28,11 +29,13 @@ from harness.storage.manifest_schema import (
     parse_storage,
     parse_tokenizer,
 )
-from harness.storage.strict_json import Fields, parse_json, read_text
+from harness.storage.strict_json import Fields, parse_json
 
 __all__ = ["FORMATS", "SPLITS", "Manifest", "Shard", "load_manifest", "manifest_digest", "write_manifest"]
 
 PREPARE_COMMAND = "python scripts/prepare_data.py data=npy corpus=... tokenizer=..."
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,22 @@ def load_manifest(directory: Path | str, *, prepare_command: str | None = None) 
     `UserError` where the folder or the manifest is missing or anything in it is wrong: the file, the field,
     its value and what was expected.
     """
+    return identified_manifest(directory, prepare_command)[0]
+
+
+def identified_manifest(
+    directory: Path | str, prepare_command: str | None = None
+) -> tuple[Manifest, FileIdentity]:
+    """As `load_manifest`, with the identity of the file that was read."""
     prepare_command = prepare_command or PREPARE_COMMAND
-    directory = Path(directory)
-    path = _find(directory, prepare_command)
+    path = _find(Path(directory), prepare_command)
+    data, identity = _read(path, prepare_command)
     try:
-        return _check(parse_json(_read(path, prepare_command)), path, prepare_command)
+        return _check(parse_json(data.decode("utf-8")), path, prepare_command), identity
     except UserError:
         raise
+    except UnicodeDecodeError as error:
+        raise _damaged(path, f"it is not UTF-8: {error}", prepare_command) from error
     except ValueError as error:
         raise _damaged(path, str(error), prepare_command) from error
 
@@ -115,12 +127,14 @@ def manifest_digest(raw: dict[str, Any]) -> str:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    return hashlib.sha256(_CANONICAL.encode(value).encode("ascii")).hexdigest()
 
 
 def _find(directory: Path, prepare_command: str) -> Path:
     names = [file for file, _ in FORMATS.values()]
+    there = [name for name in names if os.path.lexists(f"{directory}{os.sep}{name}")]
+    if len(there) == 1:
+        return directory / there[0]
     try:
         entries = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -147,14 +161,21 @@ def _find(directory: Path, prepare_command: str) -> Path:
     )
 
 
-def _read(path: Path, prepare_command: str) -> str:
+def _read(path: Path, prepare_command: str) -> tuple[bytes, FileIdentity]:
     try:
-        if kind := irregular(path.stat().st_mode):
-            raise UserError(
-                f"{path} is {kind}, not a regular file, so nothing says which tokens a run sees. Move "
-                f"{path.parent} away, and put the set back or prepare it again: {prepare_command}"
-            )
-        return read_text(path)
+        fd, status = open_regular(path)
+        try:
+            data = b""
+            while part := os.read(fd, status.st_size + 1):
+                data += part
+        finally:
+            os.close(fd)
+        return data, identity_of(status)
+    except Irregular as error:
+        raise UserError(
+            f"{path} is {error.kind}, not a regular file, so nothing says which tokens a run sees. Move "
+            f"{path.parent} away, and put the set back or prepare it again: {prepare_command}"
+        ) from error
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}), so nothing says which tokens a run sees. Make it "

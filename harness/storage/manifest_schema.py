@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,6 +206,8 @@ def _shard(fields: Fields, prefix: str, storage: StorageInfo, row_width: int | N
 
 def _file_name(fields: Fields, key: str, prefix: str, extension: str) -> str:
     file = fields.text(key)
-    if not re.fullmatch(rf"{prefix}_[0-9]{{5}}\.{re.escape(extension)}", file):
+    number = file.removeprefix(f"{prefix}_").removesuffix(f".{extension}")
+    digits = len(number) == 5 and number.isascii() and number.isdecimal()
+    if not digits or file != f"{prefix}_{number}.{extension}":
         raise fields.error(key, f"expected a plain name such as {prefix}_00000.{extension}")
     return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +18,7 @@ from harness.storage.opening import stream_manifest
 from harness.storage.tokens import Extent, TokenStore
 
 _MAGIC = b"\x93NUMPY"
+_USUAL_HEADER = 128  # bytes before the array, of one or two dimensions, as NumPy writes them
 # NumPy reads a header with Python's parser, whose depth counter CPython 3.11 shares between threads: two at
 # once can, rarely, make a good header look broken.
 _PARSING = threading.Lock()
@@ -35,6 +37,13 @@ class ShardedTokenDataset(TokenStore):
         with stream_manifest(directory, split, "npy", prepare_command) as manifest:
             extents = npy_extents(manifest, split)
         super().__init__(manifest, split, extents, mmap=mmap)
+
+    @classmethod
+    def of(cls, manifest: Manifest, split: str, *, mmap: bool = True) -> ShardedTokenDataset:
+        """The split of a manifest that is loaded already; else as the constructor."""
+        store = cls.__new__(cls)
+        TokenStore.__init__(store, manifest, split, npy_extents(manifest, split), mmap=mmap)
+        return store
 
 
 def npy_extents(manifest: Manifest, split: str) -> list[Extent]:
@@ -57,6 +66,10 @@ def checked_npy(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tup
     descriptor = Descriptor(path)
     size = descriptor.identity.size
     try:
+        offset = _usual_offset(os.read(descriptor.fd, _USUAL_HEADER), shape, dtype)
+        if size == offset + math.prod(shape) * dtype.itemsize:
+            return descriptor.identity, offset
+        os.lseek(descriptor.fd, 0, os.SEEK_SET)
         with open(descriptor.fd, "rb", closefd=False) as file:
             found_shape, by_columns, found = _header(path, file)
             offset = file.tell()
@@ -84,6 +97,17 @@ def _check_shape(path: Path, found: tuple[int, ...], shape: tuple[int, ...]) -> 
     if found != shape:
         was, said = (f"{s[0]} tokens" if len(s) == 1 else f"{s[0]} rows of {s[1]}" for s in (found, shape))
         raise _damaged(path, f"holds {was}, but the manifest says {said}")
+
+
+def _usual_offset(start: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Where the array begins in a file that starts with the very header that NumPy writes for it.
+
+    -1 for any other start, which only a parser knows how to take.
+    """
+    offset = 10 + int.from_bytes(start[8:10], "little")
+    header = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    usual = start[:8] == _MAGIC + b"\x01\x00" and start[10:] == header.ljust(len(start) - 11) + b"\n"
+    return offset if usual and offset == len(start) else -1
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:

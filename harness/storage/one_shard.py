@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from harness.storage.hdf5 import hdf5_extents
+from harness.storage.known import open_part
 from harness.storage.manifest import Manifest, Shard
-from harness.storage.manifest_schema import SIDES, Split
-from harness.storage.npy import npy_extents
-from harness.storage.rows import PairStore, RowStore
+from harness.storage.manifest_schema import Split
+from harness.storage.rows import RowStore
 from harness.storage.tokens import TokenStore
 
 
@@ -50,20 +49,3 @@ def open_shard(manifest: Manifest, place: Place) -> TokenStore | RowStore:
     split = replace(place.split, total_tokens=shard.tokens, documents=shard.documents, shards=(shard,))
     alone = replace(manifest, splits={key: split})
     return open_part(alone, key, mmap=False)
-
-
-def open_known(manifest: Manifest, split: str, *, mmap: bool = True) -> TokenStore | RowStore | PairStore:
-    """The split `train` or `val` of a manifest that is loaded already; else as `open_part`."""
-    if manifest.storage.layout != "contrastive":
-        return open_part(manifest, split, mmap=mmap)
-    return PairStore(*(RowStore.of(manifest, f"{split}.{side}", mmap=mmap) for side in SIDES))
-
-
-def open_part(manifest: Manifest, key: str, *, mmap: bool = True) -> TokenStore | RowStore:
-    """The split `key` of `Manifest.splits`; `UserError` where a header is not what the manifest says."""
-    if manifest.storage.layout != "stream":
-        return RowStore.of(manifest, key, mmap=mmap)
-    if manifest.storage.format == "npy":
-        return TokenStore(manifest, key, npy_extents(manifest, key), mmap=mmap)
-    extents, open_reader = hdf5_extents(manifest, key)
-    return TokenStore(manifest, key, extents, mmap=mmap, open_reader=open_reader)

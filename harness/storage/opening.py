@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.errors import UserError
 from harness.storage.io import FileIdentity, identity_of
-from harness.storage.manifest import FORMATS, SPLITS, Manifest, load_manifest
+from harness.storage.manifest import FORMATS, SPLITS, Manifest, identified_manifest
 
 # storage.layout -> (a loader that reads it, what it holds)
 _LAYOUTS = {
@@ -26,10 +26,9 @@ def open_manifest(directory: Path | str, prepare_command: str | None) -> Iterato
     Raises `UserError` at the end where the manifest was replaced in the meantime: then the shards that were
     looked at may be another set's.
     """
-    before = _identities(directory)
-    manifest = load_manifest(directory, prepare_command=prepare_command)
+    manifest, identity = identified_manifest(directory, prepare_command)
     yield manifest
-    if _identities(directory) != before:
+    if not _is_still(manifest.path, identity):
         raise UserError(
             f"{manifest.path} was replaced while the set was being opened: the shards may be another set's "
             "than the digest names. Wait until the preparation has ended, then run the same command again"
@@ -41,8 +40,7 @@ def stream_manifest(
     directory: Path | str, split: str, storage_format: str, prepare_command: str | None
 ) -> Iterator[Manifest]:
     """As `open_manifest`, of a token stream of this format: `UserError` for another format or layout."""
-    if split not in SPLITS:
-        raise UserError(f"split={split!r} must be one of {', '.join(SPLITS)}: a set has no other")
+    check_split(split)
     with open_manifest(directory, prepare_command) as manifest:
         storage = manifest.storage
         if storage.format != storage_format:
@@ -54,6 +52,12 @@ def stream_manifest(
         if storage.layout != "stream":
             raise wrong_layout(manifest, "a token store", "stream")
         yield manifest
+
+
+def check_split(split: str) -> None:
+    """`UserError` unless it is `train` or `val`."""
+    if split not in SPLITS:
+        raise UserError(f"split={split!r} must be one of {', '.join(SPLITS)}: a set has no other")
 
 
 def wrong_layout(manifest: Manifest, asker: str, layout: str, loader: str | None = None) -> UserError:
@@ -79,12 +83,11 @@ def prepare_words(manifest: Manifest, loader: str) -> str:
     )
 
 
-def _identities(directory: Path | str) -> list[FileIdentity | None]:
-    """Which files the manifests of a folder are, by format; None for one that is not there."""
-    found: list[FileIdentity | None] = []
-    for name, _ in FORMATS.values():
-        try:
-            found.append(identity_of(os.stat(Path(directory) / name)))
-        except OSError:
-            found.append(None)
-    return found
+def _is_still(path: Path, identity: FileIdentity) -> bool:
+    """Whether the manifest at `path` is the file that was read, and the folder's only one."""
+    others = [name for name, _ in FORMATS.values() if name != path.name]
+    try:
+        now = identity_of(os.stat(path))
+    except OSError:
+        return False
+    return now == identity and not any(os.path.exists(path.parent / name) for name in others)

@@ -6,7 +6,6 @@ import difflib
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from harness.errors import did_you_mean
@@ -17,27 +16,33 @@ _SLIP = 0.8
 
 def parse_json(text: str) -> Any:
     """Parse `text`; raise ValueError on duplicate keys, NaN, infinities and anything that is not JSON."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in result:
-                raise ValueError(f"the key {key!r} occurs twice, with {result[key]!r} and {value!r}")
-            result[key] = value
-        return result
-
-    def finite(literal: str) -> float:
-        number = float(literal)
-        if not math.isfinite(number):
-            raise ValueError(f"{literal} is not a finite number")
-        return number
-
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=finite, parse_float=finite)
+        return _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key!r} occurs twice, with {seen[key]!r} and {value!r}")
+            seen[key] = value
+    return result
+
+
+def _finite(literal: str) -> float:
+    number = float(literal)
+    if not math.isfinite(number):
+        raise ValueError(f"{literal} is not a finite number")
+    return number
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
 
 
 class Fields:
@@ -109,7 +114,7 @@ class Fields:
         if key not in self:
             return None
         value = self.text(key)
-        if len(value) != 64 or set(value) - set("0123456789abcdef"):
+        if len(value) != 64 or value.strip("0123456789abcdef"):
             raise self._type(key, "a SHA-256 of 64 lower-case hexadecimal digits")
         return value
 
@@ -120,14 +125,6 @@ class Fields:
 
     def _type(self, key: str, expected: str) -> Exception:
         return self._fail(f"{self.path(key)} is {_shown(self.values[key])}, expected {expected}")
-
-
-def read_text(path: Path) -> str:
-    """A whole UTF-8 file; OSError where it cannot be read, ValueError where it is not UTF-8."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8: {error}") from error
 
 
 def _shown(value: Any) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -61,16 +62,24 @@ class TokenStore:
         self.dtype = manifest.storage.dtype
         self.vocab_size = manifest.tokenizer.vocab_size
         self.metadata_sha256 = manifest.metadata_sha256
-        self.content_sha256 = manifest.content_sha256
-        self.paths = [manifest.directory / shard.file for shard in shards]
         self.offsets = [0, *accumulate(shard.tokens for shard in shards)]
         self.total_tokens = self.offsets[-1]
         self._extents = tuple(extent for extent in extents if extent.tokens)
         self._starts = [0, *accumulate(extent.tokens for extent in self._extents)]
         self._open_reader: OpenReader = open_reader or (Mapped if mmap else Positional)
         # Where the stored dtype cannot hold an id beyond the vocabulary there is nothing to check.
-        self._check_ids = self.vocab_size <= np.iinfo(self.dtype).max
+        self._check_ids = self.vocab_size < 1 << 8 * self.dtype.itemsize
         self._opened: _Opened | None = None
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The shards' files."""
+        return [self.manifest.directory / shard.file for shard in self.manifest.splits[self.split].shards]
+
+    @property
+    def content_sha256(self) -> str | None:
+        """As `Manifest.content_sha256`."""
+        return self.manifest.content_sha256
 
     def read_tokens(self, start: int, count: int) -> TokenArray:
         """Tokens `[start, start+count)` as an owned array `(count,)` of the stored dtype.
@@ -170,7 +179,8 @@ class TokenStore:
         """The same tokens, with nothing mapped; the store itself where nothing of it is."""
         if self._open_reader is not Mapped:
             return self
-        store = copy.copy(self)
+        store = type(self).__new__(type(self))
+        store.__dict__.update(self.__dict__)
         store._opened, store._open_reader = None, Positional
         return store
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_sets import write_sets
 
 from harness.config_groups import LoaderConfig, SlidingWindowConfig
 from harness.loaders import make_loader
@@ -17,6 +16,8 @@ from peers import BATCH_SIZE, SEED, SEQ_LEN, Pair, Reader
 
 def write(tokens: np.ndarray, folder: Path) -> None:
     """The sets of a stream, and the plain tokens for the peers that read those."""
+    from bench_sets import write_sets  # and with it what prepares sets, which reading does not need
+
     write_sets(folder, tokens, SEQ_LEN + 1, storages=("npy", "hdf5"), layouts=("stream",))
 
 
