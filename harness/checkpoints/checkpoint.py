@@ -104,8 +104,10 @@ class Checkpoint:
     @contextlib.contextmanager
     def shards(self) -> Iterator[Shards]:
         """The tensors of a sharded checkpoint; an error of reading them is one of `foreign`."""
-        with self.foreign(SHARDS), Shards(self.path, index_from_json(read_json(self.path, SHARDS))) as shards:
-            yield shards
+        with self.foreign(SHARDS):
+            index = index_from_json(read_json(self.path, SHARDS))
+            with Shards(self.path, index, self.step) as shards:
+                yield shards
 
     def rng_state(self) -> dict[str, Any]:
         return self._tensors(RNG)

@@ -11,7 +11,7 @@ stop; it reads what is written here, which is byte for byte what it would have w
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +21,10 @@ class Writable(Protocol):
     def write(self, data: bytes | memoryview, /) -> int: ...
 
 
-def write_safetensors(tensors: dict[str, Tensor], file: Writable) -> None:
-    """Write named tensors, which may lie on any device; the same tensors give the same bytes."""
+def write_safetensors(
+    tensors: dict[str, Tensor], file: Writable, metadata: dict[str, str] | None = None
+) -> None:
+    """Write named tensors, which may lie on any device; the same arguments give the same bytes."""
     import torch
 
     names = {
@@ -37,7 +39,8 @@ def write_safetensors(tensors: dict[str, Tensor], file: Writable) -> None:
     }
     place = {dtype: number for number, dtype in enumerate(names)}
     ordered = sorted(tensors.items(), key=lambda item: (place[item[1].dtype], item[0]))
-    header, end = {}, 0
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
         header[name] = {

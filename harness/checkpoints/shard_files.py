@@ -5,7 +5,8 @@
     optimizer-00000-of-00002.safetensors   and of what the optimizer has learnt
 
 They take the place of model.safetensors and optimizer.pt. A weight is called `model.NAME`, what the optimizer
-keeps of it `optimizer.NAME.KEY`. Reading needs no process group: one process has the whole tensors.
+keeps of it `optimizer.NAME.KEY`. Each file's own header says which rank of how many wrote it, at which step.
+Reading needs no process group: one process has the whole tensors.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 SHARDS = "shards.json"
 MODEL_PART, OPTIMIZER_PART = "model", "optimizer"
+_AN_OLDER = ", or convert the step by the version that wrote it: scripts/convert_checkpoint.py"
 _PART = re.compile(r"(model|optimizer)-(\d{5})-of-(\d{5})\.safetensors")
 
 
@@ -49,6 +53,11 @@ def model_sha256(entries: dict[str, dict[str, Any]]) -> str:
     """
     files = (part_file(MODEL_PART, rank, ranks_of(entries)) for rank in range(ranks_of(entries)))
     return hashlib.sha256("".join(entries[name]["sha256"] for name in files).encode()).hexdigest()
+
+
+def metadata_of(rank: int, ranks: int, step: int) -> dict[str, str]:
+    """What a rank's files of a step say of themselves."""
+    return {"rank": str(rank), "world_size": str(ranks), "step": str(step)}
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,13 @@ def index_from_json(value: dict[str, Any]) -> ShardIndex:
     return index
 
 
+def _in_words(metadata: dict[str, str] | None) -> str:
+    """What a file says of itself."""
+    if metadata is None:
+        return "an older version, which wrote neither rank nor world_size nor step into it"
+    return ", ".join(f"{key} {value}" for key, value in sorted(metadata.items()))
+
+
 def _stored(entry: dict[str, Any]) -> Stored:
     pieces = (Piece(p["rank"], tuple(p["offsets"]), tuple(p["shape"])) for p in entry["pieces"])
     return Stored(entry["dtype"], tuple(entry["shape"]), tuple(pieces))
@@ -142,10 +158,10 @@ def _problem(stored: Stored, ranks: int) -> str | None:
 class Shards:
     """The tensors of a step's shards, read by boxes; to be used as a context, which closes the files."""
 
-    def __init__(self, path: Path, index: ShardIndex) -> None:
-        self.path, self.index = path, index
+    def __init__(self, path: Path, index: ShardIndex, step: int) -> None:
+        self.path, self.index, self.step = path, index, step
         self._stack = contextlib.ExitStack()
-        self._opened: dict[str, Any] = {}
+        self._opened: dict[tuple[str, int], Any] = {}
 
     def __enter__(self) -> Shards:
         return self
@@ -158,17 +174,37 @@ class Shards:
         return self.index.tensors
 
     def read(self, name: str, piece: Piece, region: tuple[slice, ...]) -> Tensor:
-        """The box `region` of a piece, on the CPU; of a scalar `region` is empty."""
+        """The box `region` of a piece, on the CPU; of a scalar `region` is empty.
+
+        Raises `UserError` where its file is another rank's or of another step, `ValueError` where the file
+        has a piece of another shape.
+        """
+        part, _, _ = name.partition(".")
+        key = (part, piece.rank)
+        if key not in self._opened:
+            self._opened[key] = self._open(*key)
+        file = self._opened[key]
+        tensor: Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
+        return tensor
+
+    def _open(self, part: str, rank: int) -> Any:
         from safetensors import safe_open
 
-        part, _, _ = name.partition(".")
-        file = part_file(part, piece.rank, self.index.ranks)
-        if file not in self._opened:
-            self._opened[file] = self._stack.enter_context(safe_open(self.path / file, framework="pt"))
-        tensor: Tensor = (
-            self._opened[file].get_slice(name)[region] if region else self._opened[file].get_tensor(name)
-        )
-        return tensor
+        name = part_file(part, rank, self.index.ranks)
+        file = self._stack.enter_context(safe_open(self.path / name, framework="pt"))
+        found, expected = file.metadata(), metadata_of(rank, self.index.ranks, self.step)
+        if found != expected:
+            raise UserError(
+                f"{self.path / name} is of {_in_words(found)}, and stands here for {_in_words(expected)}: put "
+                "together of other shards the model would be none that was ever trained. Put back the file "
+                f"that was saved with this step{_AN_OLDER if found is None else ''}"
+            )
+        for tensor in self.names(part):
+            for piece in self.index.tensors[tensor].pieces:
+                shape = file.get_slice(tensor).get_shape() if piece.rank == rank else list(piece.shape)
+                if shape != list(piece.shape):
+                    raise ValueError(f"{name} has {tensor} as {shape}, {SHARDS} as {list(piece.shape)}")
+        return file
 
     def whole(self, name: str) -> Tensor:
         """A tensor put together from all its pieces."""

@@ -22,7 +22,14 @@ from harness.checkpoints.checkpoint_writer import (
     write_files,
 )
 from harness.checkpoints.safetensors_file import write_safetensors
-from harness.checkpoints.shard_files import MODEL_PART, OPTIMIZER_PART, SHARDS, ShardIndex, part_file
+from harness.checkpoints.shard_files import (
+    MODEL_PART,
+    OPTIMIZER_PART,
+    SHARDS,
+    ShardIndex,
+    metadata_of,
+    part_file,
+)
 from harness.files import write_atomic
 
 if TYPE_CHECKING:
@@ -32,14 +39,19 @@ _POLL_S = 0.02
 
 
 def write_part(
-    target: Path, tensors: dict[str, Tensor], rank: int, ranks: int, between: Callable[[], object]
+    target: Path,
+    tensors: dict[str, Tensor],
+    rank: int,
+    ranks: int,
+    step: int,
+    between: Callable[[], object],
 ) -> None:
-    """Write this rank's tensors of the step `target`, whose temporary folder rank 0 has made.
+    """Write this rank's tensors of the `step` in `target`, whose temporary folder rank 0 has made.
 
     `between` is called before each block; what it raises ends the writing.
     """
     temporary = temporary_of(target)
-    entries = write_files(temporary, _writers(tensors, rank, ranks), between)
+    entries = write_files(temporary, _writers(tensors, rank, ranks, step), between)
     write_atomic(temporary / _done(rank), to_json(entries))
 
 
@@ -63,7 +75,7 @@ def write_rest(
     temporary = temporary_of(target)
     writers = {
         SHARDS: lambda file: file.write(to_json(index.to_json())),
-        **_writers(tensors, 0, index.ranks),
+        **_writers(tensors, 0, index.ranks, trainer["step"]),
         **small_writers(rng=rng, loader=loader, trainer=trainer, config=config),
     }
     with removed_on_failure(temporary):
@@ -78,12 +90,12 @@ def write_rest(
     return target
 
 
-def _writers(tensors: dict[str, Tensor], rank: int, ranks: int) -> dict[str, Writer]:
+def _writers(tensors: dict[str, Tensor], rank: int, ranks: int, step: int) -> dict[str, Writer]:
     """What writes a rank's files."""
 
     def writer(part: str) -> Writer:
         named = {name: tensor for name, tensor in tensors.items() if name.startswith(part + ".")}
-        return lambda file: write_safetensors(named, file)
+        return lambda file: write_safetensors(named, file, metadata_of(rank, ranks, step))
 
     return {part_file(part, rank, ranks): writer(part) for part in (MODEL_PART, OPTIMIZER_PART)}
 

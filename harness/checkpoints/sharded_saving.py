@@ -130,7 +130,9 @@ class ShardedSaver(Saver):
                 shard_writer.write_rest(target, **parts, between=self._between, waiting=self._waiting)
                 self._saved(target, trainer)
             else:
-                shard_writer.write_part(target, parts["tensors"], ranks.rank, ranks.size, self._between)
+                shard_writer.write_part(
+                    target, parts["tensors"], ranks.rank, ranks.size, trainer["step"], self._between
+                )
         except Cancelled:
             return
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 from pathlib import Path
@@ -34,7 +35,18 @@ def shown(path: Path) -> Path:
 
 
 def command(script: str, *words: str) -> str:
-    """`python scripts/NAME.py ...` in a checkout, the console script where there is none."""
+    """`python scripts/NAME.py ...` in a checkout, the console script where there is none.
+
+    Where torchrun started this process, train.py is begun by it again, on as many devices.
+    """
+    alone = command_alone(script, *words)
+    if script == "train" and "TORCHELASTIC_RUN_ID" in os.environ:
+        return _by_torchrun(alone, *_torchrun_flags())
+    return alone
+
+
+def command_alone(script: str, *words: str) -> str:
+    """The same for one process, whatever started this one."""
     root = Path(__file__).resolve().parents[2]
     path = root / "train.py" if script == "train" else root / "scripts" / f"{script}.py"
     if path.is_file():
@@ -47,9 +59,23 @@ def command(script: str, *words: str) -> str:
 
 def torchrun_command(processes: str, *words: str) -> str:
     """The same for train.py on several devices of this host."""
-    alone = command("train", *words)
+    return _by_torchrun(command_alone("train", *words), f"--nproc-per-node={processes}")
+
+
+def _by_torchrun(alone: str, *flags: str) -> str:
     program = alone.removeprefix("python ") if alone.startswith("python ") else f"--no-python {alone}"
-    return f"torchrun --nproc-per-node={processes} {program}"
+    return " ".join(["torchrun", *flags, program])
+
+
+def _torchrun_flags() -> list[str]:
+    """What torchrun tells its processes of its own flags; where several hosts meet is to be filled in."""
+    hosts, restarts = (os.environ.get(name, "") for name in ("GROUP_WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS"))
+    flags = [f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')}"]
+    if restarts not in ("", "0"):
+        flags.append(f"--max-restarts={restarts}")
+    if hosts not in ("", "1"):
+        flags = [f"--nnodes={hosts}", *flags, "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
+    return flags
 
 
 def prepare_command(config: TrainConfig | PrepareScriptConfig, *extra: str) -> str:

@@ -25,11 +25,15 @@ class DeviceFeed:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Inputs and targets on the device, int64 `(B, T)`."""
+        return self.put(batch.inputs, batch.targets)
+
+    def put(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for two tensors that are no loader's."""
         if self._stream is None:
-            return batch.inputs.to(self._device), batch.targets.to(self._device)
+            return inputs.to(self._device), targets.to(self._device)
         computes = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            inputs, targets = self._copied(batch.inputs), self._copied(batch.targets)
+            inputs, targets = self._copied(inputs), self._copied(targets)
         computes.wait_stream(self._stream)
         for tensor in (inputs, targets):
             tensor.record_stream(computes)  # or its memory could be given away while it is still read

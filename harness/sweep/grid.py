@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from harness.commandline.commands import command, override, torchrun_command
+from harness.commandline.commands import command_alone, override, torchrun_command
 from harness.commandline.overrides import CommandLine, key_of, value_of
 from harness.config import TrainConfig, tokens_per_step, total_steps
 from harness.config_record import flatten, to_dict
@@ -140,7 +140,7 @@ def _refuse_several_processes(line: CommandLine) -> None:
     raise UserError(
         f"a sweep was started as one of several processes (WORLD_SIZE={count}): each would launch all of its "
         f"jobs. Start it alone, without torchrun, and each job trains on one device:\n"
-        f"  {command('train', *line.words())}\n"
+        f"  {command_alone('train', *line.words())}\n"
         "To train its jobs on several devices each, start them one after the other:\n"
         f"  {torchrun_command(os.environ.get('LOCAL_WORLD_SIZE', count), *one)}"
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from harness.distributed.ranks import ALONE, Ranks
 from harness.errors import UserError
+from harness.hardware.device_feed import DeviceFeed
 from harness.loaders.contrastive_rows import pairs
 from harness.loaders.padded_rows import inputs_and_targets
 from harness.model import IGNORE
@@ -83,7 +84,7 @@ def evaluate(
     Several `ranks` take `batch_size` samples each, make equally many passes, and get the same result.
     """
     objective = objective or LanguageModelling(model.loss)
-    device = next(model.parameters()).device
+    feed = DeviceFeed(next(model.parameters()).device)
     totals: dict[str, Tensor] = {}
     weight = count = 0
     training = model.training
@@ -95,8 +96,9 @@ def evaluate(
             count += int(counts.sum())
             weight += objective.weight(counts)
             inputs, targets, counted = _share(objective, inputs, targets, batch_size, ranks)
+            inputs, targets = feed.put(inputs, targets)
             with autocast():
-                sums = objective.sums(inputs.to(device), targets.to(device))
+                sums = objective.sums(inputs, targets)
             for name, value in sums.items():
                 totals[name] = totals.get(name, 0.0) + value.double() * counted
     finally:

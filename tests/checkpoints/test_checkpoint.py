@@ -135,7 +135,12 @@ def test_weights_are_written_as_their_library_writes_them(tmp_path: Path) -> Non
     tensors |= {"scalar": torch.tensor(2.5), "a.half": torch.ones(3).half()}
     with open(tmp_path / "ours", "wb") as file:
         write_safetensors({**tensors, "view": torch.arange(6.0).reshape(2, 3).t()}, file)
-    save_file({**tensors, "view": torch.arange(6.0).reshape(2, 3).t().contiguous()}, tmp_path / "theirs")
+    tensors["view"] = torch.arange(6.0).reshape(2, 3).t().contiguous()
+    save_file(tensors, tmp_path / "theirs")
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    with open(tmp_path / "ours", "wb") as file:
+        write_safetensors(tensors, file, {"step": "3"})
+    save_file(tensors, tmp_path / "theirs", {"step": "3"})
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 

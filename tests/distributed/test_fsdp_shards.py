@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -226,6 +227,53 @@ def test_shards_that_are_intact_but_not_a_whole_model_are_refused(
     entries = json.loads((path / "checkpoint.json").read_text())
     entries["files"]["shards.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (path / "checkpoint.json").write_text(json.dumps(entries))
+    with pytest.raises(UserError, match=words):
+        restore(open_checkpoint(path), *learner(sharded=False))
+
+
+def swapped_ranks(path: Path) -> None:
+    one, other = (path / f"model-0000{rank}-of-00002.safetensors" for rank in range(2))
+    one.rename(path / "kept")
+    other.rename(one)
+    (path / "kept").rename(other)
+
+
+def of_another_step(path: Path) -> None:
+    rewrite(path / "optimizer-00001-of-00002.safetensors", {"rank": "1", "world_size": "2", "step": "2"})
+
+
+def of_an_older_version(path: Path) -> None:
+    rewrite(path / "optimizer-00001-of-00002.safetensors", None)
+
+
+def with_a_shorter_piece(path: Path) -> None:
+    file = path / "model-00001-of-00002.safetensors"
+    rewrite(file, {"rank": "1", "world_size": "2", "step": "3"}, {"model.ln_f.bias": torch.zeros(14)})
+
+
+def rewrite(file: Path, metadata: dict[str, str] | None, changed: dict[str, Tensor] | None = None) -> None:
+    save_file(load_file(file) | (changed or {}), file, metadata)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (swapped_ranks, r"model-0000[01]\S+ is of rank ([01]), step 3, world_size 2, and .* rank (?!\1)"),
+        (of_another_step, r"optimizer-00001\S+ is of rank 1, step 2, world_size 2, and .* step 3, world"),
+        (of_an_older_version, r"optimizer-00001\S+ is of an older version, .*scripts/convert_checkpoint\.py"),
+        (with_a_shorter_piece, r"model-00001\S+ has model\.ln_f\.bias as \[14\], shards\.json as \[15\]"),
+    ],
+)
+def test_shards_that_were_not_saved_together_are_refused_though_their_index_was_remade(
+    run: Path, tmp_path: Path, change: Callable[[Path], object], words: str
+) -> None:
+    path = Path(shutil.copytree(step_dir(run, 3), tmp_path / "step-00000003"))
+    change(path)
+    index = json.loads((path / "checkpoint.json").read_text())
+    for name in index["files"]:
+        content = (path / name).read_bytes()
+        index["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (path / "checkpoint.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=words):
         restore(open_checkpoint(path), *learner(sharded=False))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from harness import entry
 from harness.checkpoints import checkpoint_writer
+from harness.commandline.commands import command
 from harness.commandline.overrides import CommandLine
 from harness.distributed import elastic, rendezvous
 from harness.distributed.meeting import Meeting, RanksMeeting
@@ -190,6 +192,16 @@ def test_restarts_that_a_store_does_not_outlive_need_words(monkeypatch: pytest.M
     assert again([*WORDS, "resume=auto"], None) == [*WORDS, "resume=auto"]
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert again(WORDS, None) == WORDS
+
+
+def test_a_command_to_go_on_begins_as_many_processes_as_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert re.fullmatch(r"torchrun --nproc-per-node=8 \S*train\.py resume=x", command("train", "resume=x"))
+    assert re.fullmatch(r"python \S*sample\.py x", command("sample", "x"))
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    words = "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT "
+    assert command("train", "resume=x").startswith(words)
 
 
 def test_a_gpu_is_not_shared() -> None:

@@ -17,7 +17,10 @@ from tests.helpers_forks import ROOT, Fork, forked
 from tests.helpers_ranks import free_port
 from tests.helpers_runs import train_rows, write_text_set
 
-LAUNCHER = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "one"}
+LAUNCHER = {
+    "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_MAX_RESTARTS": "3",
+    "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,7 @@ def test_two_ranks_write_one_directory_and_go_on_in_it_when_they_are_started_aga
     assert (start["world_size"], len(start["ranks"])) == (2, 2)
     assert len({place["pid"] for place in start["ranks"]}) == 2
     assert "ranks     2 on " in (run / "train.log").read_text()
+    assert "Train on: torchrun --nproc-per-node=2 --max-restarts=3 " in first.stdout
 
     first, second = trained(tmp_path, *words, **launcher)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr

@@ -252,10 +252,11 @@ def test_a_name_that_is_no_plain_folder_is_refused(name: str) -> None:
 
 def test_torchrun_is_answered_with_the_right_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     with pytest.raises(UserError) as error:
         grid_of(line_of("seed=1,2", "loader.seq_len=8"))
     lines = str(error.value).splitlines()
-    assert lines[1].endswith("train.py -m seed=1,2 loader.seq_len=8")
+    assert re.fullmatch(r"  python \S*train.py -m seed=1,2 loader.seq_len=8", lines[1])
     assert re.fullmatch(r"  torchrun --nproc-per-node=2 \S*train.py seed=VALUE loader.seq_len=8", lines[3])
 
 
