@@ -106,14 +106,15 @@ class Descriptors:
 
     def __init__(self) -> None:
         self._kept = MAX_DESCRIPTORS
-        self._open: OrderedDict[Path, Descriptor] = OrderedDict()
+        self._open: OrderedDict[str, Descriptor] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, path: Path, expected: FileIdentity) -> Descriptor:
         """An open descriptor of `path`; raises `UserError` where it is not the `expected` file any more."""
+        name = str(path)  # its hash is at hand, a Path's is not
         with self._lock:
-            descriptor = self._open.pop(path, None) or Descriptor(path, expected)
-            self._open[path] = descriptor
+            descriptor = self._open.pop(name, None) or Descriptor(path, expected)
+            self._open[name] = descriptor
             if len(self._open) > self._kept:
                 self._kept = descriptors_kept()
                 if len(self._open) > self._kept:

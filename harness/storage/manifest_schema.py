@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,21 +165,15 @@ def _split(fields: Fields, prefix: str, storage: StorageInfo, row_width: int | N
         shards=tuple(shards.values()),
         row_width=row_width,
     )
-    _check_sum(fields, "total_tokens", split.total_tokens, lambda shard: shard.tokens, split.shards)
-    _check_sum(fields, "documents", split.documents, lambda shard: shard.documents, split.shards)
+    _check_sum(fields, "total_tokens", split.total_tokens, [shard.tokens for shard in split.shards])
+    _check_sum(fields, "documents", split.documents, [shard.documents for shard in split.shards])
     return split
 
 
-def _check_sum(
-    fields: Fields,
-    key: str,
-    total: int | None,
-    count: Callable[[Shard], int | None],
-    shards: tuple[Shard, ...],
-) -> None:
-    counts = [value for value in map(count, shards) if value is not None]
-    if total is not None and len(counts) == len(shards) and sum(counts) != total:
-        raise fields.error(key, f"but its {len(shards)} shards add up to {sum(counts)}")
+def _check_sum(fields: Fields, key: str, total: int | None, counts: Sequence[int | None]) -> None:
+    known = [count for count in counts if count is not None]
+    if total is not None and len(known) == len(counts) and sum(known) != total:
+        raise fields.error(key, f"but its {len(counts)} shards add up to {sum(known)}")
 
 
 def _shard(fields: Fields, prefix: str, storage: StorageInfo, row_width: int | None) -> Shard:

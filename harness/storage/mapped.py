@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -31,20 +30,20 @@ class Mapped(Positional):
 
     def __init__(self, extents: Sequence[Extent], dtype: np.dtype[Any]) -> None:
         super().__init__(extents, dtype)
-        sizes = {extent.path: extent.file.size for extent in extents}
+        sizes = {str(extent.path): extent.file.size for extent in extents}
         places, size = places_for(list(sizes.values()))
         self._places = dict(zip(sizes, places, strict=True))
         self._range = _reserve(extents, size)
         self._tokens = np.empty(0, dtype) if self._range is None else self._range.bytes.view(dtype)
-        self._of_file: dict[Path, list[int]] = defaultdict(list)
+        self._of_file: dict[str, list[int]] = {name: [] for name in sizes}
         for index, extent in enumerate(extents):
-            self._of_file[extent.path].append(index)
+            self._of_file[str(extent.path)].append(index)
         # Tokens from the start of the range to where an extent begins and, once it is mapped, ends; until
         # then no window fits in it.
-        self._begins = [(self._places[e.path] + e.offset) // dtype.itemsize for e in extents]
+        self._begins = [(self._places[str(e.path)] + e.offset) // dtype.itemsize for e in extents]
         self._ends = np.zeros(len(extents), np.int64)
         self._mapped: list[bool | None] = [None] * len(extents)
-        starts = np.cumsum([0, *(extent.tokens for extent in extents[:-1])], dtype=np.int64)
+        starts = np.array([0, *accumulate(extent.tokens for extent in extents[:-1])], np.int64)
         self._starts = starts[1:]
         self._shifts = np.array(self._begins, np.int64) - starts[: len(extents)]
         self._lock = threading.Lock()
@@ -91,7 +90,7 @@ class Mapped(Positional):
         with self._lock:
             if self._mapped[index] is None:
                 file_is_mapped = self._map_file(extent)
-                for other in self._of_file[extent.path]:
+                for other in self._of_file[str(extent.path)]:
                     neighbour = self.extents[other]
                     mapped = file_is_mapped and neighbour.offset % self.dtype.itemsize == 0
                     if mapped:
@@ -104,7 +103,7 @@ class Mapped(Positional):
         if self._range is None:
             return False
         try:
-            self._range.map_file(extent.path, extent.file, self._places[extent.path])
+            self._range.map_file(extent.path, extent.file, self._places[str(extent.path)])
         except OSError as error:
             _warn(str(extent.path), error)
             return False

@@ -82,48 +82,48 @@ class Fields:
 
     def fields(self, key: str) -> Fields:
         """The object at `key`."""
-        return Fields(self._required(key), self.path(key), self._fail)
+        if key not in self.values:
+            raise self._wrong(key, "an object")
+        return Fields(self.values[key], self.path(key), self._fail)
 
     def items(self, key: str) -> list[Fields]:
         """The list of objects at `key`, each named `KEY[i]`."""
-        values = self._required(key)
+        values = self.values.get(key)
         if not isinstance(values, list):
-            raise self._type(key, "a list")
+            raise self._wrong(key, "a list")
         return [Fields(value, f"{self.path(key)}[{i}]", self._fail) for i, value in enumerate(values)]
 
     def integer(self, key: str, low: int) -> int:
         """The integer at `key`, at least `low`; true, false and 1.0 are no integers."""
-        value = self._required(key)
-        if type(value) is not int or value < low:
-            raise self._type(key, f"an integer of at least {low}")
-        return value
+        value = self.values.get(key)
+        if type(value) is int and value >= low:
+            return value
+        raise self._wrong(key, f"an integer of at least {low}")
 
     def optional_integer(self, key: str, low: int) -> int | None:
         """As `integer`, or None where the key is absent or null."""
-        return self.integer(key, low) if key in self else None
+        return None if self.values.get(key) is None else self.integer(key, low)
 
     def text(self, key: str) -> str:
         """The string at `key`."""
-        value = self._required(key)
-        if not isinstance(value, str):
-            raise self._type(key, "a string")
-        return value
+        value = self.values.get(key)
+        if isinstance(value, str):
+            return value
+        raise self._wrong(key, "a string")
 
     def sha256(self, key: str) -> str | None:
         """64 lower-case hexadecimal digits at `key`, or None where the key is absent or null."""
-        if key not in self:
+        if self.values.get(key) is None:
             return None
         value = self.text(key)
         if len(value) != 64 or value.strip("0123456789abcdef"):
-            raise self._type(key, "a SHA-256 of 64 lower-case hexadecimal digits")
+            raise self._wrong(key, "a SHA-256 of 64 lower-case hexadecimal digits")
         return value
 
-    def _required(self, key: str) -> Any:
+    def _wrong(self, key: str, expected: str) -> Exception:
+        """The exception for a value that is missing or not what is expected."""
         if key not in self.values:
-            raise self._fail(f"{self.path(key)} is missing{did_you_mean(key, self.values)}")
-        return self.values[key]
-
-    def _type(self, key: str, expected: str) -> Exception:
+            return self._fail(f"{self.path(key)} is missing{did_you_mean(key, self.values)}")
         return self._fail(f"{self.path(key)} is {_shown(self.values[key])}, expected {expected}")
 
 

@@ -263,7 +263,7 @@ def test_without_address_space_for_the_set_it_is_read_at_positions(tmp_path: Pat
 def _misplaced(extents: Sequence[Extent], dtype: np.dtype[Any]) -> Mapped:
     """A reader that wants its first file at an odd address, where no system maps it."""
     reader = Mapped(extents, dtype)
-    reader._places[extents[0].path] += 1
+    reader._places[str(extents[0].path)] += 1
     return reader
 
 
