@@ -25,7 +25,7 @@ from harness.hardware.device import make_autocast, peak_flops, set_numerics, sho
 from harness.hardware.device_feed import DeviceFeed
 from harness.hardware.peak_memory import PeakMemory
 from harness.loaders import Loader
-from harness.model import GPT, flops_per_token
+from harness.model import GPT, compiled_loss, flops_per_token
 from harness.optim import make_optimizer, state_numbers
 from harness.resuming.identity import chain_start, progress_of
 from harness.run_files.run_dir import Status
@@ -105,7 +105,7 @@ def objectives_of(
     def shared(loss: Loss) -> Distributed:
         return distribute(model, loss, ranks)
 
-    loss: Loss = torch.compile(model.loss) if compiled else model.loss
+    loss: Loss = compiled_loss(model) if compiled else model.loss
     language = LanguageModelling(loss)
     if learner.reference is not None:
         beta = config.trainer.dpo_beta

@@ -78,7 +78,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.recomputes and torch.is_grad_enabled():
-            return checkpoint(self._outputs, x, use_reentrant=False)
+            # Generators that nothing is drawn from need not be saved here and set again there.
+            draws = self.attn.dropout > 0
+            return checkpoint(self._outputs, x, use_reentrant=False, preserve_rng_state=draws)
         return self._outputs(x)
 
     def _outputs(self, x: Tensor) -> Tensor:
@@ -89,7 +91,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """GPT-2's shape with learned positions and a head tied to the embedding.
 
-    Initialisation draws from torch's global generator: seed it first for the same weights.
+    Initialisation draws from torch's global generator: seed it first for the same weights. `compiles_chunks`:
+    a chunk of the loss is compiled by itself, whoever calls.
     Raises `UserError` where `n_embd` does not divide by `n_head`.
     """
 
@@ -101,6 +104,7 @@ class GPT(nn.Module):
                 "each head takes an equal share of the channels"
             )
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
+        self.compiles_chunks = False
         padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.wte = nn.Embedding(padded, config.n_embd)
         self.wpe = nn.Embedding(seq_len, config.n_embd)
@@ -151,16 +155,43 @@ class GPT(nn.Module):
         divide by the batch's number of targets once. Where every target is -100 it is 0, not NaN.
         With `loss_chunk_tokens` the same is summed in another order, so many tokens' logits at a time.
         """
-        chunk = self.config.loss_chunk_tokens
-        if chunk is not None and chunk < targets.numel():
-            hidden = self.hidden(inputs).flatten(0, 1)
-            return chunked_loss(
-                hidden, self.wte.weight, targets.reshape(-1), vocab_size=self.vocab_size, chunk_tokens=chunk
-            )
+        if self.takes_chunks(targets):
+            return self.loss_of(self.hidden(inputs), targets)
         logits = self(inputs).float()
         return F.cross_entropy(
             logits.view(-1, self.vocab_size), targets.reshape(-1), ignore_index=IGNORE, reduction="sum"
         )
+
+    def takes_chunks(self, targets: Tensor) -> bool:
+        """Whether the loss of so many targets is taken in more than one chunk."""
+        chunk = self.config.loss_chunk_tokens
+        return chunk is not None and chunk < targets.numel()
+
+    def loss_of(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The loss in chunks, of what `hidden` gave for the inputs."""
+        chunk = self.config.loss_chunk_tokens
+        assert chunk is not None
+        return chunked_loss(
+            hidden.flatten(0, 1), self.wte.weight, targets.reshape(-1),
+            vocab_size=self.vocab_size, chunk_tokens=chunk, compiled=self.compiles_chunks,
+        )  # fmt: skip
+
+
+def compiled_loss(model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
+    """`model.loss` compiled: one graph; of a loss in chunks the states are one, and a chunk is another.
+
+    A graph with all the chunks would take as long to compile as there are many: 64 of them took ten times as
+    long as one.
+    """
+    model.compiles_chunks = True
+    whole, hidden = torch.compile(model.loss), torch.compile(model.hidden)
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        if model.takes_chunks(targets):
+            return model.loss_of(hidden(inputs), targets)
+        return whole(inputs, targets)
+
+    return loss
 
 
 def parameter_count(model: GPT) -> int:

@@ -41,7 +41,7 @@ def test_a_gpu_that_is_not_there_is_refused_and_never_used(taken: list[torch.dev
     [
         (ModelConfig("nano", 1, 1, 8), False),
         (ModelConfig("nano", 1, 1, 8, activation_checkpointing=True), True),
-        (ModelConfig("nano", 1, 1, 8, loss_chunk_tokens=4), True),
+        (ModelConfig("nano", 1, 1, 8, loss_chunk_tokens=4), False),
     ],
 )
 def test_what_a_compiled_loss_has_inside_is_known(config: ModelConfig, inner: bool) -> None:

@@ -35,14 +35,15 @@ def shard(model: GPT, device: torch.device, *, bf16: bool, compiled: bool) -> No
     """Shard a whole model, equal on every rank, over all of them and put it on `device`, in place.
 
     Its `forward`, `loss` and `hidden` may be called afterwards, by all ranks together. `compiled` is about
-    each block: what gathers cannot be compiled. On CUDA `bf16` halves what is gathered of the blocks, whose
-    matrices autocast would round in the same way.
+    each block, and about a chunk of the loss: what gathers cannot be compiled. On CUDA `bf16` halves what is
+    gathered of the blocks, whose matrices autocast would round in the same way.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     rounded = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     policy = rounded if bf16 and device.type == "cuda" else MixedPrecisionPolicy()
+    model.compiles_chunks = compiled
     for block in model.h:
         if compiled:
             block.forward = torch.compile(block.forward)  # what gathers stays outside

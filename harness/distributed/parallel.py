@@ -58,11 +58,9 @@ def distribute(model: nn.Module, loss: Loss, ranks: Ranks) -> Distributed:
 
 
 def has_inner_graphs(model: nn.Module) -> bool:
-    """Whether a compiled loss has graphs inside of its graph: recomputed blocks, or gradients of chunks."""
+    """Whether a compiled loss has graphs inside of its graph: blocks that are computed again."""
     config = getattr(model, "config", None)
-    return isinstance(config, ModelConfig) and (
-        config.activation_checkpointing or config.loss_chunk_tokens is not None
-    )
+    return isinstance(config, ModelConfig) and config.activation_checkpointing
 
 
 def torch_release(version: str = torch.__version__) -> tuple[int, ...]:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from harness import chunked_loss as chunked
 from harness.config_checks import validate
 from harness.config_groups import ContrastiveRowsConfig, ModelConfig
 from harness.errors import UserError
-from harness.model import GPT, IGNORE
+from harness.model import GPT, IGNORE, compiled_loss
 from tests.helpers_exact import evidence, first_difference
 from tests.helpers_runs import run, tiny_config, write_text_set
 
 VOCAB, LENGTH = 257, 16
 
 
-def make(*, dropout: float = 0.0, again: bool = False, chunk: int | None = None) -> GPT:
+def make(*, dropout: float = 0.0, again: bool = False, chunk: int | None = None, layers: int = 2) -> GPT:
     torch.manual_seed(0)
-    config = ModelConfig("tiny", 2, 2, 32, dropout, activation_checkpointing=again, loss_chunk_tokens=chunk)
+    config = ModelConfig(
+        "tiny", layers, 2, 32, dropout, activation_checkpointing=again, loss_chunk_tokens=chunk
+    )
     return GPT(config, vocab_size=VOCAB, seq_len=LENGTH)
 
 
@@ -98,6 +104,61 @@ def test_each_way_is_one_graph_with_the_loss() -> None:
     assert torch.equal(compiled, model.loss(inputs, targets))
     compiled.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many operations each compiled graph has; it is not made machine code, which takes seconds."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    sizes = list[int]()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return aot_eager(graph, inputs)
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    chunked._compiled.cache_clear()
+    torch.compiler.reset()
+    yield sizes
+    chunked._compiled.cache_clear()
+    torch.compiler.reset()
+
+
+def test_the_compiler_sees_one_chunk_however_many_there_are(graphs: list[int]) -> None:
+    model, (inputs, targets) = make(chunk=32, again=True, layers=1), batch()
+    loss = compiled_loss(model)
+    loss(inputs, targets)
+    states, chunk = graphs  # operations
+    model.config.loss_chunk_tokens = 3  # 22 chunks; the last has less
+    mean = loss(inputs, targets) / targets.numel()
+    mean.backward()
+    assert graphs == [states, chunk, chunk]
+    whole = gradients(make(layers=1), inputs, targets)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-4, atol=1e-7, msg=name)
+    with torch.no_grad():
+        torch.testing.assert_close(loss(inputs, targets) / targets.numel(), mean.detach())
+    seen = len(graphs)
+    loss(inputs, targets)
+    assert len(graphs) == seen  # an evaluation costs training no graph
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_random_state_is_kept_for_blocks_that_draw_alone(
+    monkeypatch: pytest.MonkeyPatch, dropout: float
+) -> None:
+    model, (inputs, targets), kept = make(dropout=dropout, again=True), batch(), list[Tensor]()
+    state = torch.get_rng_state
+
+    def noted() -> Tensor:
+        kept.append(state())
+        return kept[-1]
+
+    monkeypatch.setattr(torch, "get_rng_state", noted)
+    loss = model.loss(inputs, targets)
+    assert len(kept) == (2 if dropout else 0)  # one a block
+    loss.backward()
 
 
 def test_preferences_have_no_loss_to_cut_into_chunks() -> None:
