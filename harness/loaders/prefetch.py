@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,12 +13,14 @@ from typing import Any, NamedTuple
 
 from harness.errors import UserError
 from harness.loaders.batch import Batch, Loader
+from harness.loaders.slow_storage import FIRST_SECONDS as _WAITED
+from harness.storage import forks
 
 # Seconds to wait for a read in progress before a daemon thread is left to the end of the process.
 _CLOSE_TIMEOUT = 10.0
 
-# A read or a step that takes longer is worth waking the thread for. Handing a batch from thread to thread was
-# measured at 35 us, more than reading it from the page cache.
+# A step that takes longer is worth waking the thread for. Handing a batch from thread to thread was measured
+# at 35 us, more than reading it from the page cache; so a loop that only reads is better off without.
 _QUICK = 200e-6
 
 
@@ -35,8 +36,9 @@ class _ReadAhead:
 
     Who reads holds `_reading`, and a thread that holds it puts one item into `_ready`. So whoever asks takes
     what is ready, waits for the read in progress, or reads by itself. It wakes the thread, which then reads
-    until `depth` batches are ready, after a step or a read that took long: a training loop finds its batches
-    ready, and a loop that only reads pays for no hand-over. The first exception is the last item.
+    until `depth` batches are ready, after a step that took long or a read that waited for storage: a training
+    loop finds its batches ready, and a loop that only reads pays for no hand-over. The first exception is the
+    last item.
 
     The thread knows nothing of the `Prefetcher`, so that one can be collected and stop it.
     """
@@ -47,29 +49,30 @@ class _ReadAhead:
         self._begin()
 
     def _begin(self) -> None:
-        self.pid = os.getpid()
+        self.pid = forks.pid
         self._reading = threading.Lock()
         self._ready: SimpleQueue[Batch | _Raised] = SimpleQueue()
         self._wanted: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._raised: _Raised | None = None
-        self._read_seconds = 0.0  # of the last read
+        self._slow = False  # whether the last read took long
         self._left = perf_counter()  # when the last batch was handed out
 
     def get(self) -> Batch:
         """The next batch in order, or, when all before it are handed out, the loader's exception."""
-        away = perf_counter() - self._left
+        asked = perf_counter()
+        away = asked - self._left > _QUICK
         if self._reading.acquire(blocking=False):
             try:
-                item = self._next() if self._ready.empty() else self._ready.get()
+                item = self._next(asked) if self._ready.empty() else self._ready.get()
             finally:
                 self._reading.release()
         else:
             item = self._ready.get()
         if isinstance(item, _Raised):
             raise item.error.with_traceback(item.traceback)
-        if away > _QUICK or self._read_seconds > _QUICK:
+        if away or self._slow:
             self._wake()
         self._left = perf_counter()
         return item
@@ -79,17 +82,19 @@ class _ReadAhead:
 
         In a forked child there is no thread to end, and a queue's lock may be held for ever.
         """
-        if self._thread is None or self.pid != os.getpid():
+        if self._thread is None or self.pid != forks.pid:
             return
         self._stopped = True
         self._wanted.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def restart(self) -> None:
-        """End the thread and forget what is ready and what was raised: `read` was moved."""
+    def restart(self) -> bool:
+        """End the thread, forget what is ready and what was raised; whether more was read than handed out."""
         self.stop()
+        further = self._thread is not None or self._raised is not None
         self._begin()
+        return further
 
     def _wake(self) -> None:
         self._wanted.put(None)
@@ -102,19 +107,19 @@ class _ReadAhead:
             self._wanted.get()
             while self._ready.qsize() < self._depth and not (self._stopped or self._raised):
                 with self._reading:
-                    self._ready.put(self._next())
+                    self._ready.put(self._next(perf_counter()))
 
-    def _next(self) -> Batch | _Raised:
+    def _next(self, now: float) -> Batch | _Raised:
         """Read, unless that has failed before."""
-        if self._raised is None:
-            started = perf_counter()
-            try:
-                return self._read()
-            except BaseException as error:
-                self._raised = _Raised(error, error.__traceback__)
-            finally:
-                self._read_seconds = perf_counter() - started
-        return self._raised
+        if self._raised is not None:
+            return self._raised
+        try:
+            batch = self._read()
+        except BaseException as error:
+            self._raised = _Raised(error, error.__traceback__)
+            return self._raised
+        self._slow = perf_counter() - now > _WAITED
+        return batch
 
 
 class Prefetcher:
@@ -167,7 +172,16 @@ class Prefetcher:
         """The loader's next batch; StopIteration at the end of the epoch. Raises what the loader raises."""
         if self._closed:
             raise RuntimeError("the loader is closed")
-        batch = self._read() if self._ahead is None else self._next(self._ahead)
+        ahead = self._ahead
+        if ahead is not None and ahead.pid != forks.pid:
+            self._rewind()
+        try:
+            batch = self._read() if ahead is None else ahead.get()
+        except KeyboardInterrupt:  # it may have come in the middle of anything
+            if ahead is not None:
+                ahead.restart()
+            self._loader.load_state_dict(self._cursor)
+            raise
         self._cursor = dict(batch.cursor)
         return batch
 
@@ -209,19 +223,9 @@ class Prefetcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _next(self, ahead: _ReadAhead) -> Batch:
-        if ahead.pid != os.getpid():
-            self._rewind()
-        try:
-            return ahead.get()
-        except KeyboardInterrupt:  # it may have come in the middle of a read
-            self._rewind()
-            raise
-
     def _rewind(self) -> None:
         """Take the loader back to what was handed out, so that a refused call skips nothing."""
-        if self._ahead is not None:
-            self._ahead.restart()
+        if self._ahead is not None and self._ahead.restart():
             self._loader.load_state_dict(self._cursor)
 
 

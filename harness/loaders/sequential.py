@@ -49,6 +49,14 @@ class TokenDataLoader:
         self._rows = batch_size // world_size
         self._shift = rank * self._rows * seq_len
         self._position = 0
+        self._settings = {
+            "format_version": FORMAT_VERSION,
+            "position": 0,
+            "batch_size": batch_size,
+            "seq_len": seq_len,
+            "split": dataset.split,
+            "metadata_sha256": dataset.metadata_sha256,
+        }
         self._at_positions = dataset.positional()
         # None once the first read was quick: what follows is read ahead by the system by itself.
         self._ahead: LookAhead[Pair] | None = LookAhead()
@@ -148,14 +156,7 @@ class TokenDataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor: six plain JSON values."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "position": self._position,
-            "batch_size": self.batch_size,
-            "seq_len": self.seq_len,
-            "split": self.dataset.split,
-            "metadata_sha256": self.dataset.metadata_sha256,
-        }
+        return {**self._settings, "position": self._position}
 
     def validate_state_dict(self, state: dict[str, Any]) -> int:
         """The position in `state`; `UserError` naming each field that does not fit. Changes nothing."""

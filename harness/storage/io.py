@@ -209,9 +209,11 @@ def will_need(descriptor: Descriptor, offset: int, size: int) -> None:
 class AddressRange:
     """`size` bytes of addresses, reserved so that files can be mapped at chosen places; `bytes` is all of it.
 
-    Only what was mapped may be read; it stays mapped until the last view of `bytes` is gone. A mapping keeps
-    no descriptor, as `mmap.mmap` would: sets may have more shards than a process may have descriptors. So
-    the C library is asked directly. Raises OSError where the addresses cannot be had.
+    Only what was mapped may be read, and nothing written, which ends the process: `bytes` is flagged as
+    writable only because NumPy's argmax would read a copy of anything else. It stays mapped until the last
+    view of `bytes` is gone. A mapping keeps no descriptor, as `mmap.mmap` would: sets may have more shards
+    than a process may have descriptors. So the C library is asked directly. Raises OSError where the
+    addresses cannot be had.
     """
 
     def __init__(self, size: int) -> None:
@@ -247,7 +249,7 @@ class _Reserved:
         self._address = _mmap(None, self._size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         self._unmap = _LIBC.munmap
         self.start = -(-self._address // HUGE_PAGE) * HUGE_PAGE
-        read_only = True
+        read_only = False
         self.__array_interface__ = {
             "data": (self.start, read_only), "shape": (size,), "typestr": "|u1", "version": 3,
         }  # fmt: skip

@@ -49,7 +49,7 @@ class Mapped(Positional):
         self._lock = threading.Lock()
 
     def slice(self, index: int, start: int, count: int) -> TokenArray:
-        """Tokens `[start, start+count)` of an extent, as a read-only view if it is mapped."""
+        """Tokens `[start, start+count)` of an extent, as a view if it is mapped: nobody may write to it."""
         mapped = self._mapped[index]
         if mapped is None:
             mapped = self._touch(index)

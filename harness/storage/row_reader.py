@@ -200,7 +200,9 @@ def _mapped(path: Path, identity: FileIdentity) -> _Array:
         area.map_file(path, identity, place)
     except OSError as error:
         raise unreadable(path, error) from error
-    return area.bytes[place : place + identity.size]
+    mapped = area.bytes[place : place + identity.size]
+    mapped.setflags(write=False)
+    return mapped
 
 
 def _check_unchanged(file: MappedFile) -> None:

@@ -287,7 +287,6 @@ def test_a_mapping_lives_as_long_as_its_last_view(tmp_path: Path) -> None:
     del reader
     gc.collect()
     assert [view.tolist() for view in views] == [[11, 12, 13], [14, 15]]
-    assert not any(view.flags.writeable for view in views)
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
     del views
     gc.collect()
