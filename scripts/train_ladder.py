@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib.util
+import itertools
 import math
 import statistics
 import sys
@@ -25,9 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness import model as gpt
+from harness.config import TrainConfig
 from harness.config_groups import ModelConfig, OptimizerConfig
 from harness.hardware.device import make_autocast
-from harness.model import GPT, flops_per_token
+from harness.model import GPT, compiled_loss, flops_per_token
 from harness.optim import make_optimizer
 
 VOCAB_SIZE = 50_257  # GPT-2's, which is odd
@@ -96,14 +98,21 @@ def climb(rung: Rung, config: ModelConfig, seq_len: int, device: torch.device, s
 
 
 def timed(step: Step, steps: int, device: torch.device) -> list[float]:
-    """Seconds of each of `steps` steps; the device is waited for after each one."""
-    seconds = []
-    for _ in range(steps):
-        start = time.perf_counter()
+    """Seconds of each of `steps` steps; a GPU takes them itself, and the host may be ahead as in training."""
+    if device.type != "cuda":
+        seconds = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
         step()
-        synchronise(device)
-        seconds.append(time.perf_counter() - start)
-    return seconds
+        mark.record()
+    synchronise(device)
+    return [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(marks)]
 
 
 def synchronise(device: torch.device) -> None:
@@ -116,7 +125,7 @@ def _step_of(rung: Rung, config: ModelConfig, seq_len: int, device: torch.device
     with mock.patch.object(gpt, "VOCAB_MULTIPLE", gpt.VOCAB_MULTIPLE if rung.padded else 1):
         model = GPT(config, vocab_size=VOCAB_SIZE, seq_len=seq_len).to(device)
     inputs, targets = random_batch(rung.batch_size, seq_len, device)
-    loss = torch.compile(model.loss) if rung.compiled else model.loss
+    loss = compiled_loss(model) if rung.compiled else model.loss
     return bare_step(
         lambda: loss(inputs, targets) / targets.numel(),
         model,
@@ -177,18 +186,23 @@ def clear(device: torch.device) -> None:
     One that was compiled for another batch would make the next one's dynamic, and of one function only so
     many are kept (`torch._dynamo.config.recompile_limit`): the rest would silently not be compiled.
     """
-    gc.collect()
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+    free(device)
     if device.type == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def nanogpt_step(
-    checkout: Path, config: ModelConfig, batch_size: int, seq_len: int, device: torch.device, compiled: bool
-) -> Step:
+def free(device: torch.device) -> None:
+    """Give back what nothing holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def nanogpt_step(checkout: Path, ours: TrainConfig, device: torch.device, compiled: bool) -> Step:
     """A step of the model in a nanoGPT checkout as its train.py does it, on tokens that lie on the device."""
+    config, seq_len = ours.model, ours.loader.seq_len
     spec = importlib.util.spec_from_file_location("nanogpt_model", checkout / "model.py")
     assert spec is not None
     assert spec.loader is not None
@@ -199,8 +213,8 @@ def nanogpt_step(
     model.to(device)
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
     forward = torch.compile(model) if compiled else model
-    inputs, targets = random_batch(batch_size, seq_len, device)
-    autocast = make_autocast("auto", device)
+    inputs, targets = random_batch(ours.loader.batch_size, seq_len, device)
+    autocast = make_autocast(ours.precision, device)
     return bare_step(lambda: forward(inputs, targets)[1], model, optimizer, autocast)
 
 

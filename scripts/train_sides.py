@@ -22,7 +22,9 @@ from harness.preemption import StopRequest
 from harness.run_files.run_dir import Status
 from harness.storage import TokenStore
 from harness.tracking import NoTracker
-from harness.training import trainer
+from harness.training import garbage, trainer
+from harness.training.profiling import StepProfiler
+from harness.training.run import Run
 
 Block = Callable[[], float]
 
@@ -30,8 +32,8 @@ Block = Callable[[], float]
 @contextlib.contextmanager
 def harness_block(
     config: TrainConfig, path: Path, steps: int, device: torch.device
-) -> Iterator[tuple[Block, TokenStore]]:
-    """A function that trains a block of the harness's loop and returns its seconds; and what it reads."""
+) -> Iterator[tuple[Run, Block, TokenStore]]:
+    """A run, a function that trains a block of its loop and returns the seconds, and what it reads."""
     with contextlib.closing(open_data(config, print)) as data:
         assert isinstance(data.train, TokenStore)
         learner = build_learner(config, VOCAB_SIZE, device, None)
@@ -48,7 +50,15 @@ def harness_block(
                     trainer.train(run, cast(StopRequest, clock))
                 return clock.seconds
 
-            yield block, data.train
+            yield run, block, data.train
+
+
+def traced(run: Run, block: Block) -> None:
+    """Train a block more, of which three steps are traced into the run's `profile/`."""
+    run.profiler = StepProfiler(run.path, run.device)
+    with contextlib.closing(run.profiler):
+        block()
+    run.profiler = None
 
 
 def bare_loop(config: TrainConfig, store: TokenStore, device: torch.device) -> Step:
@@ -71,8 +81,12 @@ def bare_loop(config: TrainConfig, store: TokenStore, device: torch.device) -> S
 
 
 def block_of(step: Step, steps: int, device: torch.device) -> Block:
-    """A function that makes `steps` steps and returns the seconds they took."""
+    """A function that makes `steps` steps and returns the seconds they took.
 
+    The collector is kept away, as it is by the harness.
+    """
+
+    @garbage.frozen()
     def block() -> float:
         synchronise(device)
         start = time.perf_counter()
@@ -84,11 +98,10 @@ def block_of(step: Step, steps: int, device: torch.device) -> Block:
     return block
 
 
-def in_turns(sides: dict[str, Block], blocks: int) -> dict[str, list[float]]:
-    """Seconds of `blocks` blocks a side; who begins changes."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+def in_turns(sides: dict[str, Block], blocks: int, seconds: dict[str, list[float]]) -> Iterator[None]:
+    """Add the seconds of `blocks` blocks a side to `seconds`, round by round; who begins changes."""
     names = list(sides)
     for block in range(blocks):
         for name in names if block % 2 else reversed(names):
             seconds[name].append(sides[name]())
-    return seconds
+        yield

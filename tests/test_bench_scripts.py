@@ -56,24 +56,26 @@ def test_the_training_benchmark_climbs_its_ladder_and_compares_the_loops(tmp_pat
     assert all(row["tokens_per_s"] > 0 and row["mfu"] is None for row in result["ladder"])
     (comparison,) = result["comparisons"]
     assert set(comparison["tokens_per_s"]) == {"harness", "bare"}
-    assert all(len(seconds) == 2 for seconds in comparison["seconds"].values())
-    assert f"{comparison['own_share']:+.2%}" in printed
+    assert all(len(seconds) == 2 for seconds in comparison["pairs"]["bare"].values())
+    assert f"{comparison['shares']['bare']['median']:+.2%}" in printed
     assert (tmp_path / "train.md").read_text().splitlines()[-1] in printed
-    assert [file.name for file in (tmp_path / "trace-nano").iterdir()] == ["steps-00000008-00000010.json.gz"]
+    assert len([*(tmp_path / "trace-nano").iterdir()]) == 1
 
 
 @pytest.mark.heavy
 def test_a_part_of_the_training_benchmark_that_fails_costs_no_other(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("class GPTConfig: pass\n")  # of a nanoGPT that is none
     words = ["--models", "nano", "--seq-len=8", "--batch-size=4", "--steps=1", "--blocks=1", "--device=cpu"]
-    wrong = ["--words", "model.n_head=3"]  # of the comparison alone
-    process = forked("scripts/bench_train.py", *words, f"--write={tmp_path}", *wrong, cwd=ROOT)
+    process = forked(
+        "scripts/bench_train.py", *words, f"--write={tmp_path}", f"--nanogpt={tmp_path}", cwd=ROOT
+    )
     assert process.returncode == 1, process.stderr
     result = read(tmp_path / "train.json")
     assert all(row["tokens_per_s"] > 0 for row in result["ladder"])
-    (comparison,) = result["comparisons"]
-    assert "n_head=3" in comparison["failed"]
-    assert f"nano failed: {comparison['failed']}" in process.stdout
-    assert comparison["failed"] in (tmp_path / "train.md").read_text()
+    assert set(result["comparisons"][0]["tokens_per_s"]) == {"harness", "bare"}
+    assert list(result["failed"]) == ["nano, nanogpt"]
+    assert f"nano, nanogpt: {result['failed']['nano, nanogpt']}" in process.stdout
+    assert "GPTConfig" in (tmp_path / "train.md").read_text()
 
 
 @pytest.mark.heavy
@@ -168,10 +170,9 @@ def test_the_start_benchmark_times_every_way_to_its_first_step_and_lists_imports
     assert sorted(file.name for file in tmp_path.iterdir()) == ["set", "start.json"]
 
 
-@pytest.fixture(scope="module")
-def bench_loop() -> ModuleType:
-    """The script as a module, where a process of its own would add nothing but the import of torch."""
-    spec = importlib.util.spec_from_file_location("bench_loop", ROOT / "scripts" / "bench_loop.py")
+def script(name: str) -> ModuleType:
+    """A script as a module, where a process of its own would add nothing but the import of torch."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -179,6 +180,26 @@ def bench_loop() -> ModuleType:
         patch.syspath_prepend(ROOT / "scripts")  # its neighbours, as where it is run
         spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def bench_loop() -> ModuleType:
+    return script("bench_loop")
+
+
+def test_a_part_of_the_training_benchmark_that_takes_too_long_is_ended_and_keeps_what_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, pairs = tmp_path / "nano.json", {"bare": {"harness": [1.0, 2.0, 3.0], "bare": [1.0, 2.0]}}
+    file.write_text(json.dumps({"tokens": 6, "flops": 2, "peak": 12, "pairs": pairs}))  # as from a part
+    monkeypatch.setattr(sys, "argv", ["bench_train.py", "--device=cpu"])
+    bench_train = script("bench_train")
+    found = bench_train.run_part("nano", [], file, tmp_path, 0.1)
+    assert found["failed"] == {"all of it": "it was ended after 0.1 s, its share of --minutes"}
+    one = bench_train.figures(found)
+    assert one["tokens_per_s"] == {"harness": 3.0, "bare": 4.0}
+    assert one["mfu"] == {"harness": 0.5, "bare": 8 / 12}
+    assert one["shares"]["bare"]["median"] == 0.0  # of the pairs there are
 
 
 @pytest.mark.parametrize(
