@@ -243,11 +243,11 @@ class _Reserved:
 
     def __init__(self, size: int) -> None:
         self._unmap: Callable[[int, int], int] | None = None
-        if _LIBC is None:
+        if C_LIBRARY is None:
             raise OSError(errno.ENOSYS, "this system maps no files at chosen addresses")
         self._size = size + HUGE_PAGE
         self._address = _mmap(None, self._size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-        self._unmap = _LIBC.munmap
+        self._unmap = C_LIBRARY.munmap
         self.start = -(-self._address // HUGE_PAGE) * HUGE_PAGE
         read_only = False
         self.__array_interface__ = {
@@ -279,8 +279,8 @@ def places_for(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def _mmap(address: int | None, size: int, protection: int, flags: int, fd: int) -> int:
-    assert _LIBC is not None
-    result: int = _LIBC.mmap(address, size, protection, flags, fd, 0)
+    assert C_LIBRARY is not None
+    result: int = C_LIBRARY.mmap(address, size, protection, flags, fd, 0)
     if result == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -288,7 +288,7 @@ def _mmap(address: int | None, size: int, protection: int, flags: int, fd: int) 
 
 
 def _c_library() -> Any:
-    """The C library's mmap and munmap; None where there is no such thing."""
+    """The C library with the types of its mmap and munmap; None where there is no such thing."""
     if os.name != "posix":
         return None
     library = ctypes.CDLL(None, use_errno=True)
@@ -299,4 +299,4 @@ def _c_library() -> Any:
     return library
 
 
-_LIBC = _c_library()
+C_LIBRARY = _c_library()

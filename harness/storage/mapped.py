@@ -6,6 +6,7 @@ import errno
 import logging
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -43,9 +44,6 @@ class Mapped(Positional):
         self._begins = [(self._places[str(e.path)] + e.offset) // dtype.itemsize for e in extents]
         self._ends = np.zeros(len(extents), np.int64)
         self._mapped: list[bool | None] = [None] * len(extents)
-        starts = np.array([0, *accumulate(extent.tokens for extent in extents[:-1])], np.int64)
-        self._starts = starts[1:]
-        self._shifts = np.array(self._begins, np.int64) - starts[: len(extents)]
         self._lock = threading.Lock()
 
     def slice(self, index: int, start: int, count: int) -> TokenArray:
@@ -76,13 +74,20 @@ class Mapped(Positional):
         if length * size > _MAX_ITEM:
             return None
         mapped_files = self.mapped_files
-        extents = self._starts.searchsorted(starts, "right")
-        begins = starts + self._shifts.take(extents)
+        borders, shifts = self._stream
+        extents = borders.searchsorted(starts, "right")
+        begins = starts + shifts.take(extents)
         left = np.flatnonzero(begins > self._ends.take(extents) - length).tolist()
         item = np.dtype((np.void, length * size))
         windows: TokenArray = np.ndarray(max(len(self._tokens) - length + 1, 0), item, self._tokens, 0, size)
         begins[left] = len(windows)  # an index error, should one of them ever be taken
         return Located(windows, begins, left, self.dtype, mapped_files)
+
+    @cached_property
+    def _stream(self) -> tuple[TokenArray, TokenArray]:
+        """Places in the stream where the extents but the first begin; how far each is away in the range."""
+        starts = np.array([0, *accumulate(extent.tokens for extent in self.extents[:-1])], np.int64)
+        return starts[1:], np.array(self._begins, np.int64) - starts[: len(self.extents)]
 
     def _touch(self, index: int) -> bool:
         """Map the file of an extent, unless another thread just has; whether the extent is mapped."""
