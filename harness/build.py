@@ -17,7 +17,7 @@ from harness.checkpoints.saving import Saver
 from harness.checkpoints.sharded_saving import ShardedSaver
 from harness.config import TrainConfig
 from harness.data_setup import Data
-from harness.distributed import followers
+from harness.distributed import followers, rendezvous
 from harness.distributed.agreement import Agreement
 from harness.distributed.parallel import distribute, is_sharded, settle_buckets, shard
 from harness.distributed.ranks import ALONE, Ranks, current
@@ -208,10 +208,11 @@ def _profiler(config: TrainConfig, path: Path, device: torch.device, ranks: Rank
 
 
 def _saver(config: TrainConfig, path: Path, status: Status, ranks: Ranks) -> Saver:
+    holding = rendezvous.current().holding
     if is_sharded(config, ranks):
-        return ShardedSaver(path, config.checkpoint, ranks, status.note)
+        return ShardedSaver(path, config.checkpoint, ranks, status.note, holding)
     if ranks.leads:
-        return Saver(path, config.checkpoint, status.note)
+        return Saver(path, config.checkpoint, status.note, holding)
     return followers.NoSaver(config.checkpoint)
 
 

@@ -30,6 +30,10 @@ class RunFailed(Exception):
         self.reason = reason
 
 
+class FailedAlike(RunFailed):
+    """On another rank than the first: all ranks fail at the same place, and rank 0 says why."""
+
+
 class PeerFailed(RunFailed):
     """The run ended because rank `rank` did. `fields`: what status.json would say of its error there
     (`failure.fields`); empty where it left no word.

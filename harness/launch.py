@@ -120,10 +120,10 @@ def _looping(run: Run, plan: Plan, learner: Learner, stop: StopRequest) -> Itera
         take_up.restore_rng(plan.saved, learner, plan.config, plan.device)
     with (
         contextlib.closing(run.log.metrics),
-        contextlib.closing(run.saver),
         contextlib.closing(run.profiler) if run.profiler else contextlib.nullcontext(),
         run.chain,
         stop.asking(),
+        contextlib.closing(run.saver),  # inside: a signal does not cut off what it still writes
     ):
         yield
 
@@ -158,11 +158,12 @@ def _execute(
         wandb_id=before.get("wandb_id"), wandb_last_step=before.get("wandb_last_step"),
     )  # fmt: skip
     stop.record = status.end
-    meeting.record = lambda failed: _record(status, failed)
+    ending = _Ending(status, meeting)
+    meeting.record = ending.failed
     with (
         run_dir.log_file(path),
-        _recorded(status, stop, meeting) as ending,
-        _tracker(plan, identity, status, ending, stop) as tracker,
+        _recorded(ending, stop),
+        _tracker(plan, identity, ending, stop) as tracker,
     ):
         if meeting.earlier is not None:
             log.info("again     started by its launcher, after an earlier start of the same job")
@@ -181,7 +182,8 @@ def _execute(
         describe(run, plan, places)
         if saved is not None and plan.goes_on:
             run.saver.remove_surplus(saved.trainer)
-        with _looping(run, plan, learner, stop):
+        # Once more: trackers and saves that go on after a failure may take their time.
+        with _looping(run, plan, learner, stop), _failures_recorded(ending, stop):
             finished = train(run, stop)
             figures = summary.write(run, segments, plan.data.train, finished=finished)
             tracker.summarize(summary.for_tracker(run, figures, data_chain(run)))
@@ -195,42 +197,54 @@ def _execute(
 
 @dataclass
 class _Ending:
+    """How the run ends. `has_failed`: that is in status.json and train.log."""
+
+    status: run_dir.Status
+    meeting: Meeting
     exit_code: int = EXIT_FAILED
+    has_failed: bool = False
+
+    def failed(self, error: BaseException) -> None:
+        """Record what ended the run, on this rank or on another one; what comes after that is dropped."""
+        if self.has_failed:
+            return
+        self.has_failed = True
+        if failure.exit_code(error) == EXIT_STOPPED:  # a signal to another rank, before the loop
+            self.status.end(EXIT_STOPPED)
+            return
+        fields = failure.fields(error)
+        self.status.update(state="failed", **fields)
+        logging.getLogger("harness.file").error("%s", fields["traceback"])
 
 
 @contextlib.contextmanager
-def _recorded(status: run_dir.Status, stop: StopRequest, meeting: Meeting) -> Iterator[_Ending]:
+def _recorded(ending: _Ending, stop: StopRequest) -> Iterator[None]:
     """Whatever happens, status.json says how the run ended, and train.log holds the traceback."""
-    ending = _Ending()
+    with _failures_recorded(ending, stop):
+        yield
+    ending.status.end(ending.exit_code)
+
+
+@contextlib.contextmanager
+def _failures_recorded(ending: _Ending, stop: StopRequest) -> Iterator[None]:
+    """An error is recorded as what it really was, and raised as that."""
     try:
-        yield ending
+        yield
     except BaseException as error:
         if stop.interrupted:
             log.info("stopped by %s before a step was made; nothing had to be saved", stop.name)
-            status.end(EXIT_STOPPED)
+            ending.status.end(EXIT_STOPPED)
             raise
-        cause = meeting.cause(error)
-        _record(status, cause)
+        cause = ending.meeting.cause(error)
+        ending.failed(cause)
         if cause is not error:
             raise cause from error
         raise
-    status.end(ending.exit_code)
-
-
-def _record(status: run_dir.Status, error: BaseException) -> None:
-    """What ended the run, on this rank or on another one."""
-    if failure.exit_code(error) == EXIT_STOPPED:  # a signal to another rank, before the loop
-        status.end(EXIT_STOPPED)
-        return
-    fields = failure.fields(error)
-    status.update(state="failed", **fields)
-    logging.getLogger("harness.file").error("%s", fields["traceback"])
 
 
 @contextlib.contextmanager
-def _tracker(
-    plan: Plan, identity: dict[str, Any], status: run_dir.Status, ending: _Ending, stop: StopRequest
-) -> Iterator[Tracker]:
+def _tracker(plan: Plan, identity: dict[str, Any], ending: _Ending, stop: StopRequest) -> Iterator[Tracker]:
+    status = ending.status
     manifest, known = plan.data.train.manifest, status.fields["wandb_id"]
     tracked = TrackedRun(
         id=known or identity["run_id"][:8],
@@ -254,6 +268,8 @@ def _tracker(
     try:
         yield tracker
     finally:
-        # Who stops a run does not wait long; what is not sent then is in the run's own files.
+        # Who stops a run does not wait long, nor do the ranks of one that failed, which is said only then;
+        # what is not sent by then is in the run's own files.
         code = EXIT_STOPPED if stop.interrupted else ending.exit_code
-        tracker.finish(code, at_most=math.inf if stop.name is None else TRACKER_SECONDS)
+        is_short = stop.name is not None or (ending.has_failed and ending.meeting.ranks.several)
+        tracker.finish(code, at_most=TRACKER_SECONDS if is_short else math.inf)

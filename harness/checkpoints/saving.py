@@ -1,9 +1,9 @@
 """When a run is saved, that it was, and what happens where it could not be.
 
 A checkpoint is written from a copy, by a thread, while training goes on; at most one at a time. The thread is
-a daemon, so no disk that hangs keeps the process from ending; and `close` first waits for what is being
-written and then tells it to give up, because a process that ends while a thread is inside of torch's C++ is
-aborted (exit code 134 after the right message).
+a daemon, so no disk that hangs keeps the process from ending; and `close` waits for what is being written as
+long as that gets on, and then tells it to give up, because a process that ends while a thread is inside of
+torch's C++ is aborted (exit code 134 after the right message).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ from harness.files import write_atomic
 
 log = logging.getLogger("harness")
 
-GRACE_S = 3.0  # what a run that ends in an error waits for the save that is under way
-GIVE_UP_S = 1.0  # and then for its thread to notice
+STALL_S = 60.0  # without a block written, until a run that ends in an error gives up the save under way,
+GIVE_UP_S = 1.0  # and then for its thread to notice; the last fsync of a large file may take most of it
 _BEAT_S = 1.0
+_LOOK_S = 0.1
 
 
 class Saver:
@@ -42,15 +44,19 @@ class Saver:
 
     `last_saved` is the newest step that is on disk. `beat` is called every now and then by the thread that
     waits here, as long as the writing gets on. `seconds` is what the slowest save so far took, from the call
-    to the disk; None before there was one.
+    to the disk; None before there was one. `holding` is around all that must not be cut off.
     """
 
     def __init__(
-        self, run_dir: Path, config: CheckpointConfig, beat: Callable[[], object] = lambda: None
+        self,
+        run_dir: Path,
+        config: CheckpointConfig,
+        beat: Callable[[], object] = lambda: None,
+        holding: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.last_saved = max(complete_steps(run_dir), default=None)
         self.seconds: float | None = None
-        self._beat, self._blocks = beat, 0
+        self._beat, self._blocks, self._holding = beat, 0, holding
         self._run_dir, self._config = run_dir, config
         self._begun = time.monotonic()
         self._memory = HostCopy()
@@ -99,7 +105,8 @@ class Saver:
             self._failure, self.last_saved = "", step
             return
         self._begun = time.monotonic()
-        self._begin(parts, before)
+        with self._holding():
+            self._begin(parts, before)
 
     def _begin(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
         """Write here, or have a copy written by a thread."""
@@ -131,13 +138,26 @@ class Saver:
             raise RunFailed(f"{self._failure}. {self._advice()}", reason="disk")
 
     def close(self) -> None:
-        """End the thread: what it writes is finished if that is soon, else given up. Raises nothing."""
-        if not self._idle.wait(GRACE_S):
+        """End the thread: what it writes is finished if it gets on, else given up. Raises nothing."""
+        if not self._gets_done():
             self._cancelled.set()
             if not self._idle.wait(GIVE_UP_S):
                 log.warning(
                     "a checkpoint was still being written to %s", shown(checkpoints_dir(self._run_dir))
                 )
+
+    def _gets_done(self) -> bool:
+        """Wait for the save under way, unless it stands still; whether it is done."""
+        blocks, since = self._blocks, time.monotonic()
+        while not self._idle.wait(_LOOK_S):
+            if self._blocks != blocks:
+                blocks, since = self._blocks, time.monotonic()
+            elif time.monotonic() - since >= self._patience():
+                return False
+        return True
+
+    def _patience(self) -> float:
+        return STALL_S
 
     def _is_saved(self, step: int) -> bool:
         with contextlib.suppress(OSError):  # what cannot be looked at cannot be written either, which is said
@@ -166,8 +186,9 @@ class Saver:
     def _write(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
         trainer = parts["trainer"]
         try:
-            before()
-            path = checkpoint_writer.write(self._run_dir, **parts, between=self._between)
+            with self._holding():
+                before()
+                path = checkpoint_writer.write(self._run_dir, **parts, between=self._between)
         except Cancelled:
             return
         except OSError as error:

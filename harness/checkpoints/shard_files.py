@@ -195,9 +195,9 @@ class Shards:
         found, expected = file.metadata(), metadata_of(rank, self.index.ranks, self.step)
         if found != expected:
             raise UserError(
-                f"{self.path / name} is of {_in_words(found)}, and stands here for {_in_words(expected)}: put "
-                "together of other shards the model would be none that was ever trained. Put back the file "
-                f"that was saved with this step{_AN_OLDER if found is None else ''}"
+                f"{self.path / name} is of {_in_words(found)}, and stands here for {_in_words(expected)}: "
+                "put together of other shards the model would be none that was ever trained. Put back the "
+                f"file that was saved with this step{_AN_OLDER if found is None else ''}"
             )
         for tensor in self.names(part):
             for piece in self.index.tensors[tensor].pieces:

@@ -55,7 +55,7 @@ def write_part(
     write_atomic(temporary / _done(rank), to_json(entries))
 
 
-def write_rest(
+def write_own(
     target: Path,
     *,
     tensors: dict[str, Tensor],
@@ -65,12 +65,10 @@ def write_rest(
     trainer: dict[str, Any],
     config: dict[str, Any],
     between: Callable[[], object],
-    waiting: Callable[[], object],
-) -> Path:
-    """Write rank 0's tensors and what is not sharded, wait for the other ranks, and complete the step.
+) -> dict[str, dict[str, Any]]:
+    """Write rank 0's tensors and what is not sharded: their entries in the index.
 
-    Returns `target`. A failure removes what all ranks have written of the step. `waiting` is called again and
-    again until the others are done; what it raises ends the wait.
+    A failure removes what all ranks have written of the step.
     """
     temporary = temporary_of(target)
     writers = {
@@ -79,15 +77,26 @@ def write_rest(
         **small_writers(rng=rng, loader=loader, trainer=trainer, config=config),
     }
     with removed_on_failure(temporary):
-        entries = write_files(temporary, writers, between)
-        for rank in range(1, index.ranks):
+        return write_files(temporary, writers, between)
+
+
+def complete_with_others(
+    target: Path, entries: dict[str, dict[str, Any]], ranks: int, step: int, between: Callable[[], object]
+) -> None:
+    """Wait for the files of the other ranks, and complete the step with them; rank 0 calls it.
+
+    A failure removes what all ranks have written of the step. `between` is called again and again until the
+    others are done; what it raises ends the wait.
+    """
+    temporary = temporary_of(target)
+    with removed_on_failure(temporary):
+        for rank in range(1, ranks):
             while not (temporary / _done(rank)).is_file():
-                waiting()
+                between()
                 time.sleep(_POLL_S)
             entries |= read_json(temporary, _done(rank))
             (temporary / _done(rank)).unlink()
-        complete(temporary, target, SHARDED_VERSION, trainer["step"], entries, between)
-    return target
+        complete(temporary, target, SHARDED_VERSION, step, entries, between)
 
 
 def _writers(tensors: dict[str, Tensor], rank: int, ranks: int, step: int) -> dict[str, Writer]:

@@ -7,15 +7,17 @@ is: nothing that they do together happens in a thread.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.checkpoints import checkpoint_writer, shard_writer
 from harness.checkpoints.checkpoint import step_dir
 from harness.checkpoints.checkpoint_writer import Cancelled
-from harness.checkpoints.saving import GRACE_S, Saver
+from harness.checkpoints.saving import Saver
 from harness.config import CheckpointConfig
 
 if TYPE_CHECKING:
@@ -26,20 +28,26 @@ if TYPE_CHECKING:
     from harness.distributed.ranks import Ranks
 
 _TURN_S = 0.2  # from one look at the other ranks to the next, while all wait
+_OTHERS_S = 10.0  # for their parts after ours, where a run ends in an error: one may be gone
 
 
 class ShardedSaver(Saver):
     """A `Saver` of which every rank has one: `save` and `finish` are called by all together.
 
     The `model` and the `optimizer` of the parts that are saved are themselves. A save that fails on one rank
-    has failed.
+    has failed. A rank holds what it writes itself, and not its wait for the others.
     """
 
     def __init__(
-        self, run_dir: Path, config: CheckpointConfig, ranks: Ranks, beat: Callable[[], object] = lambda: None
+        self,
+        run_dir: Path,
+        config: CheckpointConfig,
+        ranks: Ranks,
+        beat: Callable[[], object] = lambda: None,
+        holding: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        super().__init__(run_dir, config, beat)
-        self._ranks = ranks
+        super().__init__(run_dir, config, beat, holding)
+        self._ranks, self._has_written = ranks, False
         self._step: int | None = None  # that is saved, or of which the end is not agreed on yet
         self._error: str | None = None  # of this rank's part
         self._abandoned = False
@@ -67,7 +75,10 @@ class ShardedSaver(Saver):
 
     def wait(self) -> None:
         """Return when this rank's save is done; not much later where others, that are gone, hold it up."""
-        self._idle.wait(GRACE_S)
+        self._gets_done()
+
+    def _patience(self) -> float:
+        return _OTHERS_S if self._has_written else super()._patience()
 
     def _agree(self) -> None:
         """Return when no save is under way on any rank, and all know how the last one ended."""
@@ -119,6 +130,7 @@ class ShardedSaver(Saver):
 
     def _begin(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
         """In a thread even where the caller waits, for it has to hear of a rank that fails meanwhile."""
+        self._has_written = False
         self._begin_thread(self._memory.take(parts) if self._config.background else parts, before)
 
     def _write(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
@@ -126,13 +138,19 @@ class ShardedSaver(Saver):
         target = step_dir(self._run_dir, trainer["step"])
         try:
             if ranks.leads:
-                before()
-                shard_writer.write_rest(target, **parts, between=self._between, waiting=self._waiting)
+                with self._holding():
+                    before()
+                    entries = shard_writer.write_own(target, **parts, between=self._between)
+                self._has_written = True
+                shard_writer.complete_with_others(
+                    target, entries, ranks.size, trainer["step"], between=self._give_up_if_told
+                )
                 self._saved(target, trainer)
             else:
-                shard_writer.write_part(
-                    target, parts["tensors"], ranks.rank, ranks.size, trainer["step"], self._between
-                )
+                with self._holding():
+                    shard_writer.write_part(
+                        target, parts["tensors"], ranks.rank, ranks.size, trainer["step"], self._between
+                    )
         except Cancelled:
             return
         except OSError as error:
@@ -144,10 +162,10 @@ class ShardedSaver(Saver):
                 )
 
     def _between(self) -> None:
-        self._waiting()
+        self._give_up_if_told()
         self._blocks += 1
 
-    def _waiting(self) -> None:
+    def _give_up_if_told(self) -> None:
         """Before each block, and while rank 0 waits for the files of the others."""
         if self._abandoned or self._cancelled.is_set():
             raise Cancelled

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.distributed.peers import Peers
-from harness.distributed.ranks import ALONE, Ranks
-from harness.errors import EXIT_USER, PeerFailed
+from harness.distributed.ranks import ALONE, TIMEOUT_S, Ranks
+from harness.errors import EXIT_USER, FailedAlike, PeerFailed
 from harness.preemption import Stopped
 from harness.run_files import failure
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 LEAVE_S = 3.0  # for the others to hear of a failure, before its rank ends and the launcher ends them
-GRACE_S = 8.0  # for a main thread to end once another rank has failed
+GRACE_S = 8.0  # for a main thread to end once another rank has failed, and what it holds is done
+HOLD_S = TIMEOUT_S  # for all that a rank holds then
 _LEADER_S = 1.0  # for rank 0 to say what this rank would, and maybe more of it
 _LOOK_S = 0.2
 JOB = "harness/job"  # what the store keeps of the job, whichever start of it
@@ -36,12 +37,14 @@ class Meeting:
     """The ranks of one start of a job; this class is that of one process, which has nobody to wait for.
 
     `earlier`: the directory in which an earlier start of this job ran. `ended`: the exit code of a start that
-    its launcher takes for a crash, and that would end like that again. `record` is called before this process
-    is ended beside its main thread. Values travel as JSON.
+    its launcher takes for a crash, and that would end like that again. `failed`: the first failure of a rank,
+    once it is heard of here. `record` is called with it where the main thread does not end soon, maybe more
+    than once. Values travel as JSON.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
+        self.failed: PeerFailed | None = None
         self.earlier: Path | None = None
         self.ended: int | None = None
         self.record: Callable[[PeerFailed], object] = _nothing
@@ -62,6 +65,15 @@ class Meeting:
         """True for the first rank of each host, whose others wait until it is done, however long that is."""
         yield True
 
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """What is done inside is not cut off by the failure of another rank; for any thread.
+
+        What rank 0 does there the other ranks wait for before they end, for a launcher ends all others soon
+        after the first.
+        """
+        yield
+
     def keep(self, path: Path) -> None:
         """Remember for later starts of this job that it runs in `path`."""
 
@@ -76,7 +88,10 @@ class Meeting:
         return True
 
     def cause(self, error: BaseException) -> BaseException:
-        """What really ended this process, where `error` is only what the end of another rank looks like."""
+        """What really ended this process, where `error` is only what the end of another rank looks like.
+
+        The others are told of it here. From here on they wait for what rank 0 has to say.
+        """
         return error
 
 
@@ -94,6 +109,8 @@ class RanksMeeting(Meeting):
         self.earlier = Path(job["path"]) if "path" in job else None
         self.ended = job.get("ended")
         self._counts: dict[str, int] = {}
+        self._holds, self._ends, self._lock = 0, False, threading.Lock()
+        self._beats, self._beat, self._beat_at = 0, b"", time.monotonic()
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
@@ -123,6 +140,16 @@ class RanksMeeting(Meeting):
         if first:
             self.store.set(key, "done")
 
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        with self._lock:
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+
     def keep(self, path: Path) -> None:
         if self.ranks.leads:
             self._keep(path=str(path))
@@ -150,16 +177,27 @@ class RanksMeeting(Meeting):
             return True
 
     def cause(self, error: BaseException) -> BaseException:
+        self._ends = True
+        with self.holding(), contextlib.suppress(RuntimeError):
+            while isinstance(error, FailedAlike) and not self.peers.failed(0) and self._leader_lives():
+                time.sleep(_LOOK_S)
         return self.peers.explain(error) or error
 
     def leave(self, error: BaseException) -> None:
-        """Before this process ends with `error`: where that came first, every rank hears of it before."""
+        """Before this process ends with `error`: where that came first, every rank hears of it before.
+
+        Rank 0 is the last to end, if it is busy with its own end or with what it holds.
+        """
         with contextlib.suppress(RuntimeError):
             if isinstance(error, Stopped) or not isinstance(error, SystemExit):
                 self.peers.explain(error)
             self._note("heard")
             if self.peers.first_rank() == self.ranks.rank:
                 self._wait(self._of_all("heard"), LEAVE_S)
+                time.sleep(2 * _LOOK_S)  # for rank 0 to turn to what follows from it
+        with self.holding():
+            while self._leader_is_busy():
+                time.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Look no more for the failure of others; a store of this process stays until all others are done."""
@@ -181,24 +219,56 @@ class RanksMeeting(Meeting):
         return [f"{what}/{rank}" for rank in range(self.ranks.size)]
 
     def _watch(self) -> None:
-        """Once another rank has failed, this process ends, whatever its main thread waits in."""
-        failed: PeerFailed | None = None
-        while failed is None:
+        """Once a rank has failed, this process ends, whatever its main thread waits in, but for what it holds
+        and for what rank 0 does."""
+        while self.failed is None:
             if self._closed.wait(_LOOK_S):
                 return
             try:
-                failed = self.peers.first()
+                self._say_alive()
+                self.failed = self.peers.first()
             except RuntimeError:
-                failed = PeerFailed(
+                self.failed = PeerFailed(
                     "the store in which the ranks meet is gone: rank 0, or its launcher", 0, {}
                 )
         with contextlib.suppress(RuntimeError):
             self._note("heard")
-        if not self._closed.wait(GRACE_S):
-            try:
-                self.record(failed)
-            finally:
-                os._exit(failure.exit_code(failed))
+        heard = free = time.monotonic()
+        while time.monotonic() - free < GRACE_S or self._leader_is_busy():
+            if self._closed.wait(_LOOK_S):
+                return
+            with contextlib.suppress(RuntimeError):
+                self._say_alive()
+            now = time.monotonic()
+            if self._holds and now - heard < HOLD_S:
+                free = now
+                if now - heard >= GRACE_S:  # a launcher may not have the patience
+                    self.record(self.failed)
+        try:
+            self.record(self.failed)
+        finally:
+            os._exit(failure.exit_code(self.failed))
+
+    def _say_alive(self) -> None:
+        """Of rank 0, for the others: that it lives, and whether it is busy with what must not be cut off."""
+        if self.ranks.leads:
+            self._beats += 1
+            self.store.set("alive", f"{self._beats} {'busy' if self._holds or self._ends else 'free'}")
+
+    def _leader_lives(self) -> bool:
+        """Whether another rank 0 than this one has said so of late."""
+        if self.ranks.leads or self.store.check(["left/0"]):
+            return False
+        beat: bytes = self.store.get("alive") if self.store.check(["alive"]) else b""
+        if beat != self._beat:
+            self._beat, self._beat_at = beat, time.monotonic()
+        return time.monotonic() - self._beat_at < LEAVE_S
+
+    def _leader_is_busy(self) -> bool:
+        try:
+            return self._leader_lives() and self._beat.endswith(b"busy")
+        except RuntimeError:  # the store is gone, and rank 0 with it
+            return False
 
     def _next(self, name: str) -> str:
         self._counts[name] = self._counts.get(name, 0) + 1

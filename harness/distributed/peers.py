@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import PeerFailed
+from harness.errors import FailedAlike, PeerFailed
 from harness.run_files import failure
 
 if TYPE_CHECKING:
@@ -42,9 +42,12 @@ class Peers:
         rank = self.first_rank()
         if rank is None:
             return None
-        fields = self._get(_FAILED, rank)
-        self._known = PeerFailed(f"{self._name(rank)} failed: {fields['error']}", rank, fields)
+        self._known = self._failure_of(rank)
         return self._known
+
+    def failed(self, rank: int) -> bool:
+        """Whether that rank left a cause."""
+        return self._has(_FAILED, rank)
 
     def first_rank(self) -> int | None:
         return int(self._store.get(_FIRST)) if self._store.check([_FIRST]) else None
@@ -54,6 +57,8 @@ class Peers:
         if isinstance(error, PeerFailed):
             return None
         try:
+            if isinstance(error, FailedAlike) and self._has(_FAILED, 0):
+                return self._failure_of(0)
             if not is_of_a_collective(error):
                 self._set(_FAILED, failure.fields(error))
                 self._store.compare_set(_FIRST, "", str(self._rank))
@@ -78,8 +83,7 @@ class Peers:
             silent = [rank for rank in others if not self._has(_LOST, rank)]
             for rank in silent:  # after that look: a cause is left before a connection closes
                 if self._has(_FAILED, rank):
-                    fields = self._get(_FAILED, rank)
-                    return PeerFailed(f"{self._name(rank)} failed: {fields['error']}", rank, fields)
+                    return self._failure_of(rank)
             if len(silent) == 1 or time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_S)
@@ -91,6 +95,10 @@ class Peers:
             f"{names} left no word: killed (for memory?), cut off, or hanging. {_seen(error)}",
             gone[0] if len(gone) == 1 else None, {},
         )  # fmt: skip
+
+    def _failure_of(self, rank: int) -> PeerFailed:
+        fields = self._get(_FAILED, rank)
+        return PeerFailed(f"{self._name(rank)} failed: {fields['error']}", rank, fields)
 
     def _name(self, rank: int) -> str:
         place = self._get(_PLACE, rank) if self._has(_PLACE, rank) else {"pid": "?", "host": "?"}

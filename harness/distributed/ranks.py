@@ -1,14 +1,17 @@
 """The processes that train one model side by side, and what they agree on: torch.distributed under torchrun.
 
 Every rank runs the same program; rank 0 alone writes and talks. What the hosts say to one another goes
-through gloo, so no device waits for it. A collective is called by every rank in the same order, in the main
-thread, never in a signal handler. torch is imported only where there are several.
+through gloo, so no device waits for it; and who waits there looks whether a rank has failed, which would
+otherwise show only when its process is gone. A collective is called by every rank in the same order, in the
+main thread, never in a signal handler. torch is imported only where there are several.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +21,8 @@ from harness.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Store
+
+    from harness.distributed.meeting import Meeting, RanksMeeting
 
 # Seconds for a rank to take its part in what the others wait in. Rank 0 may verify data, sample text or wait
 # for a disk meanwhile.
@@ -49,23 +53,21 @@ class Ranks:
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's plain Python value, on every rank."""
-        if not self.several:
-            return value
-        import torch.distributed as dist
-
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=_joined().hosts)
-        return box[0]
+        return self.gather(value if self.leads else None)[0]
 
     def gather(self, value: Any) -> list[Any]:
         """Each rank's plain Python value, by rank, on every rank."""
         if not self.several:
             return [value]
+        import torch
         import torch.distributed as dist
 
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=_joined().hosts)
-        return values
+        packed = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        (longest,) = self.largest_later([len(packed)])()
+        own = torch.nn.functional.pad(packed, (0, longest - len(packed)))
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        _done(dist.all_gather(parts, own, group=_joined().hosts, async_op=True))
+        return [pickle.loads(part.numpy().data) for part in parts]  # what follows the pickle is not read
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
@@ -100,8 +102,7 @@ class Ranks:
         work = dist.all_reduce(tensor, operation, group=_joined().hosts, async_op=True)
 
         def wait() -> list[int]:
-            assert work is not None
-            work.wait()
+            _done(work)
             result: list[int] = tensor.tolist()
             return result
 
@@ -117,6 +118,7 @@ class _Joined:
 
     ranks: Ranks
     hosts: Any
+    meeting: Meeting
 
 
 _now: _Joined | None = None
@@ -176,20 +178,20 @@ def joined(ranks: Ranks, device_name: str, *, timeout_s: float = TIMEOUT_S) -> I
 
     with meeting(min(MEET_S, timeout_s)) as met:
         assert isinstance(met, RanksMeeting)
-        _now = _join(ranks, device_name, timeout_s, met.store)
         try:
+            _now = _join(ranks, device_name, timeout_s, met)
             yield ranks
             met.gather("done")  # whoever is done waits for what rank 0 still writes, and hears if that fails
         except BaseException as error:
             _now = None
-            cause = met.peers.explain(error)
-            if cause is not None:
+            cause = met.cause(error)
+            if cause is not error:
                 raise cause from error
             raise
         _leave()
 
 
-def _join(ranks: Ranks, device_name: str, timeout_s: float, store: Store) -> _Joined:
+def _join(ranks: Ranks, device_name: str, timeout_s: float, met: RanksMeeting) -> _Joined:
     import torch
     import torch.distributed as dist
 
@@ -199,13 +201,24 @@ def _join(ranks: Ranks, device_name: str, timeout_s: float, store: Store) -> _Jo
         options["device_id"] = torch.device("cuda", ranks.local_rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-        store=store,
+        store=met.store,
         rank=ranks.rank,
         world_size=ranks.size,
         **options,
     )
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    return _Joined(ranks, hosts)
+    return _Joined(ranks, hosts, met)
+
+
+def _done(work: Any) -> None:
+    """Wait for a collective of the hosts. Raises `PeerFailed` where a rank fails before it is done."""
+    met, pause = _joined().meeting, 5e-5
+    while not work.is_completed():
+        if met.failed is not None:
+            raise met.failed
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.05)
+    work.wait()
 
 
 def _leave() -> None:

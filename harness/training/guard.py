@@ -1,7 +1,8 @@
 """Numbers that go wrong: a step that is not finite changes nothing, a loss that jumps is written down.
 
 Whether loss and gradient norm are finite is decided on the device, and the weights are held back there; the
-host learns of it a step or two later on CUDA, and for certain before anything is logged, evaluated or saved.
+host learns of it a step or two later on CUDA (of several ranks, eight), and for certain before anything is
+logged, evaluated or saved.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from harness.auditing.data_chain import batch_sha256
 from harness.commandline.commands import shown
 from harness.distributed.ranks import ALONE, Ranks
-from harness.errors import RunFailed
+from harness.errors import FailedAlike, RunFailed
 from harness.run_files import incidents
 from harness.run_files.incidents import batch_in_words, look_command, numbers_in_words
 from harness.tracking.jsonl import last_rows
@@ -73,7 +74,7 @@ class Guard:
         ranks: Ranks = ALONE,
     ) -> None:
         self.run_dir, self.config, self.optimizer = run_dir, config, optimizer
-        self.finish_saving, self._leads = finish_saving, ranks.leads
+        self.finish_saving, self._leads, self._several = finish_saving, ranks.leads, ranks.several
         self._stops = config.trainer.on_nonfinite == "stop"
         self._last_skip = step
         self._skips: int = ranks.broadcast(incidents.skips_before(run_dir, step) if ranks.leads else 0)
@@ -127,7 +128,9 @@ class Guard:
             raise self._failed
         while self._pending:
             first = self._pending[0]
-            if first.arrived is not None and not first.arrived.query():
+            # Several ranks look at a step so many later, for all must stop at the same one: what has arrived
+            # already is not the same on each.
+            if first.arrived is not None and (self._several or not first.arrived.query()):
                 if not wait and len(self._pending) <= _BEHIND:
                     return
                 first.arrived.synchronize()
@@ -157,7 +160,7 @@ class Guard:
     def _stop(self, taken: _Taken, row: dict[str, Any]) -> NoReturn:
         self._pending.clear()
         if not self._leads:
-            self._failed = RunFailed(
+            self._failed = FailedAlike(
                 f"step {taken.step}: {numbers_in_words(row)}; rank 0 says more", "diverged"
             )
             raise self._failed

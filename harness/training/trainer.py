@@ -17,6 +17,7 @@ from torch import Tensor
 from harness.checkpoints import rng
 from harness.config import TrainConfig, tokens_per_step
 from harness.config_record import to_dict
+from harness.distributed import rendezvous
 from harness.distributed.parallel import (
     clip_gradients,
     counts_alike,
@@ -178,16 +179,17 @@ def saved_on_failure(run: Run) -> Iterator[None]:
     if run.is_sharded:
         yield
         return
-    random = rng.state_of(run.ranks, run.device) if run.ranks.several else None
-    try:
-        yield
-    except Exception:
+    with rendezvous.current().holding():
+        random = rng.state_of(run.ranks, run.device) if run.ranks.several else None
         try:
-            save(run, random)
-            run.saver.finish()
-        except RunFailed as failed:
-            log.error("%s", failed)
-        raise
+            yield
+        except Exception:
+            try:
+                save(run, random)
+                run.saver.finish()
+            except RunFailed as failed:
+                log.error("%s", failed)
+            raise
 
 
 class Abandoned(Exception):

@@ -174,10 +174,10 @@ def test_a_fault_that_is_no_disks_ends_the_run(saver: Saver, tmp_path: Path) -> 
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
-def test_closing_gives_up_what_takes_long_and_leaves_nothing_half_written(
+def test_closing_gives_up_what_stands_still_and_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.checkpoints.saving.GRACE_S", 0.1)
+    monkeypatch.setattr("harness.checkpoints.saving.STALL_S", 0.1)
     saver = Saver(tmp_path, CheckpointConfig())
     saver.save(parts(1), before=lambda: saver._cancelled.wait(60))
     saver.close()

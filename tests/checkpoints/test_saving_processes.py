@@ -1,4 +1,4 @@
-"""A process that ends while a checkpoint is being written: soon, with its own message, and no harm done."""
+"""A process that fails while a checkpoint is being written: with its own message, and no harm done."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ CHILD = """
 import os, sys, threading, time
 from pathlib import Path
 import harness.training.trainer as trainer
+from harness.checkpoints import saving
 from tests.helpers_runs import run, tiny_config
 
 what, data, path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-seconds = {"slow writes": 0.5, "hanging write": 600, "hanging fsync": 600}[what]
+seconds = {"slow writes": 0.005, "hanging write": 600, "hanging fsync": 600}[what]
+saving.STALL_S = 1.0
 name = what.split()[1].rstrip("s")
 step, call = trainer.train_step, getattr(os, name)
 
@@ -49,7 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text_set(tmp_path_factory.mktemp("data") / "set")
 
 
-def test_an_error_in_the_loop_ends_the_process_while_a_checkpoint_is_written(
+def test_an_error_in_the_loop_ends_the_process_when_the_checkpoint_is_written_or_stands_still(
     data: Path, tmp_path: Path
 ) -> None:
     whats = ["slow writes", "hanging write", "hanging fsync"]
@@ -64,7 +66,7 @@ def test_an_error_in_the_loop_ends_the_process_while_a_checkpoint_is_written(
         stderr, path = child.communicate(timeout=100)[1], tmp_path / what  # where the disk takes 600 s
         assert child.returncode == 1, (what, stderr)
         assert stderr.rstrip().endswith("RuntimeError: the device fell off the bus"), what
-        assert checkpoint.complete_steps(path) == [4], what
+        assert checkpoint.complete_steps(path) == ([4, 8] if what == "slow writes" else [4]), what
         assert checkpoint.open_checkpoint(checkpoint.step_dir(path, 4)).step == 4
         left = [file.name for file in (path / "checkpoints").glob("*.tmp")]
         assert left == ([] if what == "slow writes" else ["step-00000008.tmp"]), what

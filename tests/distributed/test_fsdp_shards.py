@@ -344,8 +344,8 @@ def test_a_save_that_fails_on_one_rank_has_failed_on_all(tmp_path: Path) -> None
 
 
 class Killed(ShardedSaver):
-    def _waiting(self) -> None:
-        super()._waiting()
+    def _give_up_if_told(self) -> None:
+        super()._give_up_if_told()
         temporary = self._run_dir / "checkpoints" / "step-00000005.tmp"
         if temporary.is_dir() and len(list(temporary.iterdir())) > 2:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,20 @@ from torch import Tensor
 
 from harness.auditing.data_chain import batch_sha256
 from harness.auditing.replay import open_run, reader_of
-from harness.checkpoints import checkpoint
+from harness.checkpoints import checkpoint, checkpoint_writer
+from harness.config import TrainConfig
+from harness.distributed import meeting
 from harness.distributed.agreement import Agreement
 from harness.distributed.ranks import Ranks
+from harness.launch import Outcome, launch
 from harness.model import GPT
 from harness.preemption import StopRequest
 from harness.run_files import incidents
+from harness.tracking import NoTracker
 from harness.training import trainer
 from harness.training.evaluation import Evaluation
 from harness.training.run import Run
+from tests import helpers_ranks
 from tests.helpers_ranks import side_by_side, train_side_by_side
 from tests.helpers_runs import rows, run, tiny_config, train_rows, write_text_set
 from tests.test_nonfinite_runs import RARE, set_with_rare_tokens
@@ -105,24 +112,61 @@ def test_a_signal_in_an_evaluation_leaves_it_on_all_ranks_to_be_made_later(
     assert [row["step"] for row in rows(path) if "val_loss" in row] == [5, 6]
 
 
-def fails_in_the_evaluation() -> None:
+def fails_in_the_evaluation(config: TrainConfig, path: Path) -> tuple[str, list[int], str]:
+    """Rank 1 fails, and the disk of rank 0 takes longer then than a rank has that holds nothing.
+
+    How each ended, with the steps and what status.json says when it did.
+    """
+    write = checkpoint_writer.write
+
     def failing(*_: Any, **__: Any) -> Evaluation:
         raise OSError(5, "a disk that is read no more", "val")
 
+    def slow(run_dir: Path, **parts: Any) -> Path:
+        if parts["trainer"]["step"] == 5:
+            time.sleep(3 * meeting.GRACE_S)
+            assert "a disk that is read no more" in status(path)["error"]
+        return write(run_dir, **parts)
+
+    meeting.GRACE_S = 0.6
     if is_rank_1():
         trainer.evaluate = failing
+    checkpoint_writer.write = slow
+    try:
+        launch(config, path)
+    except Exception as error:
+        return repr(error), checkpoint.complete_steps(path), status(path)["state"]
+    raise AssertionError("it did not fail")
 
 
-def test_a_rank_that_fails_in_an_evaluation_does_not_cost_the_steps(data: Path, tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    mine, other = train_side_by_side(2, tiny_config(data), path, fails_in_the_evaluation).errors
-    assert other.kind == "OSError"
-    assert (mine.kind, mine.rank) == ("PeerFailed", 1)
-    assert checkpoint.complete_steps(path) == [4, 5]
-    assert "a disk that is read no more" in status(path)["error"]
+def test_a_rank_that_fails_in_an_evaluation_costs_no_step_however_long_they_take_to_save(
+    data: Path, tmp_path: Path
+) -> None:
+    """It ends after rank 0, as its launcher would end rank 0 for it."""
+    answers = side_by_side(2, fails_in_the_evaluation, tiny_config(data), tmp_path / "run", joins=False)
+    assert answers.errors == [None, None]
+    (mine, *ours), (other, *theirs) = answers.values
+    assert "PeerFailed" in mine
+    assert "a disk that is read no more" in mine
+    assert "OSError" in other
+    assert ours == theirs == [[4, 5], "failed"]
 
 
-def overflows() -> None:
+def overflows(closed: Path) -> None:
+    """The tracker of rank 0 takes its time; a launcher would not give it that, once rank 1 has ended."""
+
+    def slow(*_: Any, **__: Any) -> None:
+        time.sleep(1.0)
+        closed.touch()
+
+    def last(config: TrainConfig, path: Path) -> Outcome:
+        try:
+            return launch(config, path)
+        finally:
+            assert closed.exists()
+
+    NoTracker.finish = slow  # type: ignore[method-assign]
+    helpers_ranks.launch = last  # type: ignore[assignment]
     hidden = GPT.hidden
 
     def with_infinity(self: GPT, inputs: Tensor) -> Tensor:
@@ -139,15 +183,16 @@ def test_a_number_that_goes_wrong_on_one_rank_is_judged_by_all(tmp_path: Path, o
         data, trainer__on_nonfinite=on_nonfinite, trainer__max_steps=8, evaluation__interval=100,
         evaluation__tokens=10,
     )  # fmt: skip
-    answers = train_side_by_side(2, config, path, overflows)
+    answers = train_side_by_side(2, config, path, partial(overflows, tmp_path / "closed"))
     (row,) = incidents.read(path)
     assert (row["step"], row["action"]) == (7, on_nonfinite)
     reader = reader_of(open_run(path), 7)
     assert row["batch_sha256"] == batch_sha256(reader.batch(7))
     if on_nonfinite == "stop":
-        assert [error.kind for error in answers.errors] == ["RunFailed", "RunFailed"]
-        assert "Written to" in answers.errors[0].text
-        assert "rank 0 says more" in answers.errors[1].text
+        assert [error.kind for error in answers.errors] == ["RunFailed", "PeerFailed"]
+        assert answers.errors[1].rank == 0
+        for error in answers.errors:
+            assert "Written to" in error.text
         assert (status(path)["state"], status(path)["reason"]) == ("failed", "diverged")
     else:
         assert not any(answers.errors), answers.errors
