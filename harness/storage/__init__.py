@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from harness.storage.known import open_known, open_stream
 from harness.storage.opening import check_split, open_manifest, wrong_layout
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.storage.rows import PairStore, RowStore
 
     # One split of a prepared set, of any layout.
-    Store = TokenStore | RowStore | PairStore
+    Store: TypeAlias = TokenStore | RowStore | PairStore
 
 __all__ = [
     "MmapTokenStore",
