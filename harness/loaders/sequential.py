@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 
-# Tokens that slow storage reads in about the time of one: Linux asks for up to 128 KiB at once.
-_ONE_READ = 1 << 16
-
 
 class TokenDataLoader:
     """Batches of `batch_size * seq_len` consecutive tokens and one more, the last target.
@@ -61,7 +58,6 @@ class TokenDataLoader:
             "metadata_sha256": dataset.metadata_sha256,
         }
         self._at_positions = dataset.positional()
-        self._probed: tuple[int, np.ndarray[Any, Any]] | None = None  # a place and the tokens from it on
         # None once the first read was quick: what follows is read ahead by the system by itself.
         self._ahead: LookAhead[Pair] | None = LookAhead()
 
@@ -123,37 +119,22 @@ class TokenDataLoader:
 
     def read_at(self, place: int) -> Pair:
         """As in `lookahead.Source`."""
-        if (tokens := self._take_probed(place)) is not None:
-            return self._pair(tokens, place)
         return self.dataset.get_batch(place + self._shift, self._rows, self.seq_len)
 
     def begin_at(self, place: int, *, readers: bool) -> Reading[Pair]:
         """As in `lookahead.Source`."""
-        if (tokens := self._take_probed(place)) is not None:
-            return Reading(lambda: self._pair(tokens, place))
-        starts = np.array([place + self._shift])
+        starts, shape = np.array([place + self._shift]), (self._rows, self.seq_len)
         reading = begin_windows(self._at_positions, starts, self.batch_tokens + 1, readers=readers)
-        return reading.then(lambda window: self._pair(window[0], place))
 
-    def _take_probed(self, place: int) -> np.ndarray[Any, Any] | None:
-        """What `probe_at` has read for the batch at a place, once."""
-        probed, self._probed = self._probed, None
-        return probed[1] if probed is not None and probed[0] == place else None
+        def pair(window: np.ndarray[Any, Any]) -> Pair:
+            inputs, targets = self.dataset.split_windows(window, starts)
+            return inputs.reshape(shape), targets.reshape(shape)
 
-    def _pair(self, tokens: np.ndarray[Any, Any], place: int) -> Pair:
-        """This rank's part of the batch at a place, of its tokens and the one behind them."""
-        shape = (self._rows, self.seq_len)
-        inputs, targets = self.dataset.split_windows(tokens[None], [place + self._shift])
-        return inputs.reshape(shape), targets.reshape(shape)
+        return reading.then(pair)
 
     def probe_at(self, place: int, sample: int = 0) -> int:
-        """As in `lookahead.Source`. A batch that comes next and is one read anyhow is read as a whole, and
-        kept for it: nothing is read twice, or mapped, before the first batch is there."""
-        start = place + self._shift
-        if place == self._position and self.batch_tokens < _ONE_READ:
-            self._probed = place, self._at_positions.read_tokens(start, self.batch_tokens + 1)
-            return self.batch_tokens
-        self._at_positions.read_tokens(start, self.seq_len)
+        """As in `lookahead.Source`."""
+        self._at_positions.read_tokens(place + self._shift, self.seq_len)
         return self.seq_len
 
     def origins(self, position: int) -> list[Origin]:
