@@ -66,11 +66,10 @@ def _launch(
     config: TrainConfig, path: Path, composed: dict[str, str], stop: StopRequest, meeting: Meeting
 ) -> Outcome:
     ranks, again = meeting.ranks, meeting.earlier == path
-    found = auto_resume.find(config, path)
+    found = auto_resume.find(config, path, meeting)
     if ranks.leads:
         admission.check(config, path, found, again=again)
-    begin = start.settle(config, path, found, ranks)
-    start.check_alike(found, meeting)  # and nobody prepares or writes before that
+    begin = start.settle(config, path, found, meeting)
     if begin is None:
         assert found.saved is not None
         log.info("%s", completion.in_words(config, path, found.saved))

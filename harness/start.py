@@ -6,11 +6,10 @@ A run (launch.py) and its plan (`check=true`, check.py) both come through here, 
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,12 +21,10 @@ from harness.data_setup import Data, open_data
 from harness.distributed import rendezvous
 from harness.distributed.meeting import Meeting
 from harness.distributed.parallel import check_shares, loader_share
-from harness.distributed.ranks import ALONE, Ranks
-from harness.errors import UserError
 from harness.hardware.device import select_device
 from harness.loaders import Loader, make_loader
 from harness.optim import check_available
-from harness.resuming import auto_resume, branch, resume, resume_data, take_up
+from harness.resuming import auto_resume, branch, resume, resume_data, take_up, together
 from harness.resuming.identity import progress_of
 from harness.resuming.resume import Changes
 from harness.training import completion
@@ -62,12 +59,14 @@ class Plan:
         return self.saved is not None and self.saved.run_dir == self.path
 
 
-def settle(config: TrainConfig, path: Path, found: auto_resume.Found, ranks: Ranks = ALONE) -> Start | None:
+def settle(
+    config: TrainConfig, path: Path, found: auto_resume.Found, meeting: Meeting = auto_resume.ALONE
+) -> Start | None:
     """Check what needs no data of a start from what was found; None where nothing is left to do.
 
-    Raises `UserError` where the run may not start.
+    Every rank of the `meeting` calls it. Raises `UserError` where the run may not start.
     """
-    saved, changes = found.saved, None
+    saved, changes, ranks = found.saved, None, meeting.ranks
     if saved is not None:
         changes = resume.check_settings(saved, config)
         branch.check_directory(saved, path, changes.accepted)
@@ -78,27 +77,10 @@ def settle(config: TrainConfig, path: Path, found: auto_resume.Found, ranks: Ran
     completion.check_warmup(config, saved)
     check_shares(config, ranks)
     check_available(config.optimizer)
-    initial = weights.open_initial(config) if saved is None else None
-    return Start(found, changes, initial, select_device(config.device, ranks))
-
-
-def check_alike(found: auto_resume.Found, meeting: Meeting) -> None:
-    """Raise `UserError` where the ranks did not all find the same checkpoint to begin from."""
-    saved = found.saved
-    mine = None if saved is None else [saved.step, saved.model_sha256]
-    answers = meeting.gather("begins", [socket.gethostname(), mine])
-    host, first = answers[0]
-    for rank, (other_host, other) in enumerate(answers):
-        if other != first:
-            raise UserError(
-                f"rank 0 on {host} begins from {_in_words(first)}, rank {rank} on {other_host} from "
-                f"{_in_words(other)}: every host reads the checkpoint. Put the run where all hosts see it "
-                "under one path: hydra.run.dir=FOLDER on a disk that they share"
-            )
-
-
-def _in_words(begins: list[Any] | None) -> str:
-    return "nothing" if begins is None else f"step {begins[0]} (sha256 {begins[1]} of the weights)"
+    device = select_device(config.device, ranks)
+    initial = weights.open_initial(config, partial(together.opened, meeting)) if saved is None else None
+    meeting.gather("settled")  # nobody prepares or writes before that
+    return Start(found, changes, initial, device)
 
 
 @contextlib.contextmanager

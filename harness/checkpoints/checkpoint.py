@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,8 @@ from harness.checkpoints.checkpoint_files import (
     RNG,
     SHARDED_VERSION,
     TRAINER,
-    check_file,
+    Entries,
+    check_files,
     read_config,
     read_index,
     read_json,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+Check = Callable[[Path, Entries], None]  # of a checkpoint's folder: `check_files`
 _STEP = re.compile(r"step-(\d{8}|[1-9]\d{8,})")  # as `step_dir` names them: a step has one name
 
 
@@ -211,14 +213,15 @@ def _others(path: Path) -> str:
     return f"Use {step_dir(path.parent.parent, steps[-1])}" if steps else "The run has no other checkpoint."
 
 
-def open_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint:
+def open_checkpoint(path: Path, *, tensors: bool = True, check: Check = check_files) -> Checkpoint:
     """Check every file's size and SHA-256 against the index, then read the small ones.
 
-    `tensors` False leaves out the large ones, for what asks only who and where the run was. Raises
-    `UserError` naming the file and both values for anything missing, cut, changed or foreign.
+    `tensors` False leaves out the large ones, for what asks only who and where the run was. `check` is who
+    checks the files. Raises `UserError` naming the file and both values for anything missing, cut, changed or
+    foreign.
     """
     try:
-        checkpoint = _read(path, tensors)
+        checkpoint = _read(path, tensors, check)
     except UserError as error:
         raise UserError(f"{error}. {_others(path)}") from None
     named = _STEP.fullmatch(path.name)
@@ -227,11 +230,10 @@ def open_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint:
     return checkpoint
 
 
-def _read(path: Path, tensors: bool) -> Checkpoint:
+def _read(path: Path, tensors: bool, check: Check) -> Checkpoint:
     index = read_index(path)
     step, files = index["step"], index["files"]
-    for name in files if tensors else (LOADER, TRAINER, CONFIG):
-        check_file(path, name, files[name])
+    check(path, files if tensors else {name: files[name] for name in (LOADER, TRAINER, CONFIG)})
     trainer, loader, config = read_trainer(path), read_json(path, LOADER), read_config(path)
     if trainer["step"] != step:
         raise UserError(f"{path / TRAINER}: step {trainer['step']}, but {INDEX} says {step}")

@@ -21,6 +21,7 @@ LOADER, TRAINER, CONFIG = "loader.json", "trainer.json", "config.yaml"
 SMALL_FILES = (RNG, LOADER, TRAINER, CONFIG)
 FILES = (MODEL, OPTIMIZER, *SMALL_FILES)
 INDEX = "checkpoint.json"
+Entries = dict[str, dict[str, Any]]  # of an index, by the names of files: their bytes and SHA-256
 _TRAINER_KEYS: dict[str, tuple[type, ...]] = {
     "step": (int,),
     "epoch": (int,),
@@ -54,6 +55,12 @@ def expected_files(names: Iterable[str]) -> tuple[str, ...]:
     """The files of a whole step that has these `names`: those of shards where one of them is a part."""
     ranks = ranks_of(names)
     return (SHARDS, *part_files(ranks), *SMALL_FILES) if ranks else FILES
+
+
+def check_files(path: Path, entries: Entries) -> None:
+    """Compare files with what the index says of them."""
+    for name, entry in entries.items():
+        check_file(path, name, entry)
 
 
 def check_file(path: Path, name: str, entry: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,18 @@ if TYPE_CHECKING:
 _SHAPE = ("model.n_layer", "model.n_head", "model.n_embd", "model.gelu")
 
 
-def open_initial(config: TrainConfig) -> Checkpoint | None:
+def open_initial(
+    config: TrainConfig, opened: Callable[[Path], Checkpoint] = checkpoint.open_checkpoint
+) -> Checkpoint | None:
     """The checkpoint that `config.init_from` names, its files checked; None where there is none.
+
+    `opened` is what opens it.
 
     Raises `UserError` where the configured model has another shape, or positions that the checkpoint has not.
     """
     if config.init_from is None:
         return None
-    saved = checkpoint.open_checkpoint(checkpoint.find(Path(os.path.abspath(config.init_from)), "init_from"))
+    saved = opened(checkpoint.find(Path(os.path.abspath(config.init_from)), "init_from"))
     theirs = from_dict(saved.config, str(saved.path / checkpoint.CONFIG))
     problems = [
         f"{key}: its weights {get(theirs, key)}, this run {get(config, key)}. Use {key}={get(theirs, key)}"

@@ -60,6 +60,10 @@ class Meeting:
         """Rank 0's value, on every rank."""
         return value
 
+    def on_host(self, name: str) -> list[int]:
+        """The ranks of this process's host, itself among them, ascending; every rank calls it."""
+        return [self.ranks.rank]
+
     @contextlib.contextmanager
     def one_by_host(self, name: str) -> Iterator[bool]:
         """True for the first rank of each host, whose others wait until it is done, however long that is."""
@@ -128,12 +132,16 @@ class RanksMeeting(Meeting):
         self._until([key])
         return json.loads(self.store.get(key))
 
-    @contextlib.contextmanager
-    def one_by_host(self, name: str) -> Iterator[bool]:
+    def on_host(self, name: str) -> list[int]:
         # Two hosts may have one name, and a launcher knows its number. Not LOCAL_RANK 0: it may be unset.
         host = f"{os.environ.get('GROUP_RANK', '')}-{socket.gethostname()}"
-        key = f"{self._next(name)}/{host}"
-        first = self.gather(f"{name}/hosts", host).index(host) == self.ranks.rank
+        hosts = self.gather(f"{name}/hosts", host)
+        return [rank for rank, other in enumerate(hosts) if other == host]
+
+    @contextlib.contextmanager
+    def one_by_host(self, name: str) -> Iterator[bool]:
+        leader = self.on_host(name)[0]
+        key, first = f"{self._next(name)}/{leader}", leader == self.ranks.rank
         if not first:
             self._until([key])
         yield first

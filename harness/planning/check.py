@@ -63,10 +63,9 @@ def check_run(config: TrainConfig, path: Path) -> None:
 
 def _check_run(config: TrainConfig, path: Path, meeting: Meeting) -> None:
     ranks = meeting.ranks
-    found = auto_resume.find(config, path)
+    found = auto_resume.find(config, path, meeting)
     occupied = _refusal(config, path, found) if ranks.leads else None
-    begin = start.settle(config, path, found, ranks)
-    start.check_alike(found, meeting)
+    begin = start.settle(config, path, found, meeting)
     if not ranks.leads:
         if begin is not None and not meeting.agree("missing", None):
             with start.opened(config, path, begin, _nothing, writes=False, meeting=meeting):

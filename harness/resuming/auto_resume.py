@@ -14,10 +14,13 @@ from harness.checkpoints import checkpoint
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commandline.commands import shown
 from harness.config import TrainConfig
+from harness.distributed.meeting import Meeting
 from harness.errors import UserError
 from harness.files import write_atomic
+from harness.resuming import together
 
 _LATEST = "latest"
+ALONE = Meeting()
 
 
 class Found(NamedTuple):
@@ -27,15 +30,19 @@ class Found(NamedTuple):
     damaged: dict[Path, str]
 
 
-def find(config: TrainConfig, path: Path) -> Found:
+def find(config: TrainConfig, path: Path, meeting: Meeting = ALONE) -> Found:
     """The checkpoint that `config.resume` means for a run in `path`, all its files checked.
 
-    Raises `UserError` where a checkpoint that was named is damaged, or all that there are.
+    Every rank of the `meeting` calls it. Raises `UserError` where a checkpoint that was named is damaged, or
+    all that there are; where the ranks do not find the same one.
     """
-    if config.resume is None or (config.resume == "auto" and not checkpoint.complete_steps(path)):
+    if config.resume is None:
         return Found(None, {})
     if config.resume != "auto":
-        return Found(checkpoint.open_checkpoint(find_named(config.resume)), {})
+        return Found(together.opened(meeting, find_named(config.resume)), {})
+    if not checkpoint.complete_steps(path):
+        together.check_alike(None, meeting)
+        return Found(None, {})
     damaged: dict[Path, str] = {}
     incomplete = [int(name.removeprefix("step-")) for name in checkpoint.incomplete_steps(path)]
     for step in sorted([*checkpoint.complete_steps(path), *incomplete], reverse=True):
@@ -43,8 +50,9 @@ def find(config: TrainConfig, path: Path) -> Found:
         if step in incomplete:
             damaged[folder] = f"{folder} has no checkpoint.json, which is written last"
             continue
+        together.check_alike(folder, meeting)
         try:
-            return Found(checkpoint.open_checkpoint(folder), damaged)
+            return Found(together.checked(meeting, folder), damaged)
         except UserError as error:
             damaged[folder] = str(error)
     lines = "\n".join(f"  - {problem}" for problem in damaged.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import threading
 import time
@@ -15,16 +16,20 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from harness import entry
-from harness.checkpoints import checkpoint_writer
+from harness.checkpoints import checkpoint, checkpoint_files, checkpoint_writer
+from harness.checkpoints.checkpoint import step_dir
 from harness.commandline.commands import command
 from harness.commandline.overrides import CommandLine
+from harness.config import TrainConfig
 from harness.distributed import elastic, rendezvous
 from harness.distributed.meeting import Meeting, RanksMeeting
 from harness.distributed.peers import Peers
 from harness.distributed.ranks import Ranks
 from harness.errors import EXIT_STOPPED, EXIT_USER, PeerFailed, RunFailed, UserError
+from harness.files import sha256_file
 from harness.hardware.device import select_device
 from harness.preemption import Stopped
+from harness.resuming import auto_resume
 from tests.helpers_checkpoints import parts
 
 _open: list[RanksMeeting] = []
@@ -163,6 +168,84 @@ def test_a_job_that_was_refused_or_is_to_end_is_not_tried_again(
     two[0].is_to_say(UserError("no"))
     assert json.loads(store.get("harness/job")) == {"ended": EXIT_USER}
     assert meet(store, 0, "again", {"ended": EXIT_USER}).ended == EXIT_USER
+
+
+class Hosts:
+    """What each rank, which is a thread here, reads of a checkpoint's files, and the host that it is on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host, self.hashed = threading.local(), list[tuple[str, str]]()
+        monkeypatch.setattr(socket, "gethostname", lambda: self.host.name)
+        monkeypatch.setattr(checkpoint_files, "sha256_file", self._sha256_file)
+
+    def _sha256_file(self, path: Path) -> str:
+        self.hashed.append((self.host.name, path.name))
+        return sha256_file(path)
+
+    def open(self, two: list[RanksMeeting], names: str, *paths: Path, resume: str | None = None) -> list[Any]:
+        """What each rank finds to go on from, or its error; `resume` None: its path."""
+
+        def find(rank: int) -> Any:
+            self.host.name, path = names[rank], paths[rank % len(paths)]
+            return auto_resume.find(TrainConfig(resume=resume or str(path)), path, two[rank])
+
+        return side_by_side(lambda: find(0), lambda: find(1))
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    return Hosts(monkeypatch)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Of two steps, the later one damaged."""
+    for step in (4, 8):
+        checkpoint_writer.write(tmp_path, **parts(step))
+    (step_dir(tmp_path, 8) / "optimizer.pt").write_bytes(b"cut")
+    return tmp_path
+
+
+@pytest.mark.parametrize("names", ["aa", "ab"])
+def test_each_host_hashes_every_file_of_a_checkpoint_once(
+    two: list[RanksMeeting], hosts: Hosts, run: Path, names: str
+) -> None:
+    for found in hosts.open(two, names, step_dir(run, 4)):
+        assert found.saved.step == 4
+    assert sorted(hosts.hashed) == sorted((name, file) for name in {*names} for file in checkpoint.FILES)
+
+
+def test_what_one_rank_finds_damaged_is_damaged_for_all(
+    two: list[RanksMeeting], hosts: Hosts, run: Path
+) -> None:
+    for error in hosts.open(two, "aa", step_dir(run, 8)):
+        assert isinstance(error, UserError)
+        assert "optimizer.pt has 3 bytes" in str(error)
+    for found in hosts.open(two, "aa", run, resume="auto"):
+        assert found.saved.step == 4
+        assert [*found.damaged] == [step_dir(run, 8)]
+
+
+def test_a_host_whose_own_copy_is_damaged_is_named(
+    two: list[RanksMeeting], hosts: Hosts, run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = Path(shutil.copytree(run, tmp_path_factory.mktemp("other") / "run"))
+    (step_dir(other, 4) / "rng.pt").write_bytes(b"cut")
+    for error in hosts.open(two, "ab", step_dir(run, 4), step_dir(other, 4)):
+        assert isinstance(error, UserError)
+        assert re.search(r"rng\.pt has 3 bytes, .* \(on b\)", str(error))
+
+
+def test_hosts_that_find_different_checkpoints_are_refused(
+    two: list[RanksMeeting], hosts: Hosts, run: Path
+) -> None:
+    for paths in ((step_dir(run, 4), step_dir(run, 8)), (run, run / "none")):
+        resume = "auto" if paths[1] == run / "none" else None
+        for error in hosts.open(two, "ab", *paths, resume=resume):
+            assert isinstance(error, UserError)
+            assert re.search(
+                r"rank 0 on a begins from step-\S+ \(.* rank 1 on b from (step|nothing)", str(error)
+            )
 
 
 WORDS = ["loader.batch_size=8", "run.name=one"]
