@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 
 from harness.errors import UserError
 from harness.loaders.batch import Batch, Loader
-from harness.loaders.slow_storage import FIRST_SECONDS as _WAITED
 from harness.storage import forks
 
 # Seconds to wait for a read in progress before a daemon thread is left to the end of the process.
@@ -21,7 +21,11 @@ _CLOSE_TIMEOUT = 10.0
 
 # A step that takes longer is worth waking the thread for. Handing a batch from thread to thread was measured
 # at 35 us, more than reading it from the page cache; so a loop that only reads is better off without.
-_QUICK = 200e-6
+_STEP = 200e-6
+
+# So is a first read that takes longer, before any step: it waited for storage, and the second would. From the
+# page cache it takes 1 to 3 ms, files opened and mapped.
+_WAITED = 5e-3
 
 
 class _Raised(NamedTuple):
@@ -36,7 +40,7 @@ class _ReadAhead:
 
     Who reads holds `_reading`, and a thread that holds it puts one item into `_ready`. So whoever asks takes
     what is ready, waits for the read in progress, or reads by itself. It wakes the thread, which then reads
-    until `depth` batches are ready, after a step that took long or a read that waited for storage: a training
+    until `depth` batches are ready, after a step that took long and after a first read that did: a training
     loop finds its batches ready, and a loop that only reads pays for no hand-over. The first exception is the
     last item.
 
@@ -56,25 +60,24 @@ class _ReadAhead:
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._raised: _Raised | None = None
-        self._slow = False  # whether the last read took long
-        self._left = perf_counter()  # when the last batch was handed out
+        self._left = math.inf  # when the last batch was handed out
 
     def get(self) -> Batch:
         """The next batch in order, or, when all before it are handed out, the loader's exception."""
         asked = perf_counter()
-        away = asked - self._left > _QUICK
         if self._reading.acquire(blocking=False):
             try:
-                item = self._next(asked) if self._ready.empty() else self._ready.get()
+                item = self._next() if self._ready.empty() else self._ready.get()
             finally:
                 self._reading.release()
         else:
             item = self._ready.get()
         if isinstance(item, _Raised):
             raise item.error.with_traceback(item.traceback)
-        if away or self._slow:
+        now = perf_counter()
+        if asked - self._left > _STEP or (self._left == math.inf and now - asked > _WAITED):
             self._wake()
-        self._left = perf_counter()
+        self._left = now
         return item
 
     def stop(self, timeout: float | None = None) -> None:
@@ -107,26 +110,23 @@ class _ReadAhead:
             self._wanted.get()
             while self._ready.qsize() < self._depth and not (self._stopped or self._raised):
                 with self._reading:
-                    self._ready.put(self._next(perf_counter()))
+                    self._ready.put(self._next())
 
-    def _next(self, now: float) -> Batch | _Raised:
+    def _next(self) -> Batch | _Raised:
         """Read, unless that has failed before."""
-        if self._raised is not None:
-            return self._raised
-        try:
-            batch = self._read()
-        except BaseException as error:
-            self._raised = _Raised(error, error.__traceback__)
-            return self._raised
-        self._slow = perf_counter() - now > _WAITED
-        return batch
+        if self._raised is None:
+            try:
+                return self._read()
+            except BaseException as error:
+                self._raised = _Raised(error, error.__traceback__)
+        return self._raised
 
 
 class Prefetcher:
     """`loader` read up to `depth` batches ahead by a daemon thread; depth 0 reads when asked, without one.
 
     The cursor is that of the last batch handed out, never of one read ahead. The thread starts with the first
-    step or read that takes long; while neither does, batches are read when asked for, which is faster. An
+    step that takes long, or with the first read where that does; a loop that only reads has none. An
     exception of the loader comes after the batches before it, as it is, and again at each further call until
     `reset`, `start_epoch` or `load_state_dict`. Nobody else may use `loader` meanwhile.
 

@@ -111,9 +111,9 @@ def check_resume_at_every_batch(make: MakeLoader) -> None:
 def check_prefetch_changes_nothing(make: MakeLoader, depths: tuple[int, ...] = (0, 1, 8)) -> None:
     """The same two epochs and the rest after a resume: 0, 1 and 8 batches ahead, by a thread and not."""
     plain = [list(batches(_started(make(), epoch))) for epoch in (0, 1)]
-    for depth, quick in itertools.product(depths, (0.0, prefetch._QUICK)):
+    for depth, step in itertools.product(depths, (0.0, prefetch._STEP)):
         with pytest.MonkeyPatch.context() as patch, Prefetcher(make(), depth) as loader:
-            patch.setattr(prefetch, "_QUICK", quick)
+            patch.setattr(prefetch, "_STEP", step)
             for epoch in (0, 1):
                 loader.start_epoch(epoch)
                 assert_same(list(batches(loader)), plain[epoch])

@@ -25,18 +25,22 @@ from tests.helpers_sets import write_set
 
 DEPTHS = [0, 1, 8]
 
-# Seconds from which the thread is woken: it is at every batch, as it happens, or never is.
-WOKEN = [0.0, prefetch._QUICK, math.inf]
 
-
-@pytest.fixture(params=WOKEN, ids=["read ahead", "as it happens", "read when asked"])
+@pytest.fixture(params=[0.0, None, math.inf], ids=["read ahead", "as it happens", "read when asked"])
 def _any_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_QUICK", request.param)
+    if request.param is not None:
+        _wake_after(request.param, monkeypatch)
 
 
 @pytest.fixture
 def _ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_QUICK", 0.0)
+    _wake_after(0.0, monkeypatch)
+
+
+def _wake_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wake the thread after steps and a first read of so many seconds."""
+    monkeypatch.setattr(prefetch, "_STEP", seconds)
+    monkeypatch.setattr(prefetch, "_WAITED", seconds)
 
 
 any_way = pytest.mark.usefixtures("_any_way")
@@ -235,7 +239,7 @@ class _Reading(TokenDataLoader):
 
 
 def test_a_loop_that_only_reads_has_no_thread(store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_QUICK", 10.0)
+    _wake_after(10.0, monkeypatch)
     before = _threads()
     inner = TokenDataLoader(store, 2, 3)
     with Prefetcher(inner, 4) as loader:
@@ -245,10 +249,10 @@ def test_a_loop_that_only_reads_has_no_thread(store: TokenStore, monkeypatch: py
             assert _threads() == before
 
 
-def test_a_read_or_a_step_that_takes_long_wakes_the_thread(
+def test_a_first_read_or_a_step_that_takes_long_wakes_the_thread(
     store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "_QUICK", 0.05)
+    _wake_after(0.05, monkeypatch)
     inner = _Reading(store, 2, 3)
     with Prefetcher(inner, 2) as loader:
         inner.seconds = 0.06
@@ -262,10 +266,8 @@ def test_a_read_or_a_step_that_takes_long_wakes_the_thread(
         _wait_until(lambda: inner.position == 24)
 
 
-def test_a_read_in_progress_is_waited_for_and_not_done_twice(
-    store: TokenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefetch, "_QUICK", 0.0)
+@read_ahead
+def test_a_read_in_progress_is_waited_for_and_not_done_twice(store: TokenStore) -> None:
     plain = _drain(TokenDataLoader(store, 2, 3))
     inner = _Reading(store, 2, 3)
     inner.seconds = 0.003
@@ -321,7 +323,7 @@ import sys
 from harness.loaders import Prefetcher, TokenDataLoader
 from harness.storage import open_store
 from harness.loaders import prefetch
-prefetch._QUICK = 0
+prefetch._WAITED = 0
 loader = Prefetcher(TokenDataLoader(open_store(sys.argv[1], "train"), 2, 3), 2)
 loader.next_batch()
 """
