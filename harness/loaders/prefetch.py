@@ -65,7 +65,9 @@ class _ReadAhead:
     def get(self) -> Batch:
         """The next batch in order, or, when all before it are handed out, the loader's exception."""
         asked = perf_counter()
-        if self._reading.acquire(blocking=False):
+        if self._thread is None:
+            item = self._next()
+        elif self._reading.acquire(blocking=False):
             try:
                 item = self._next() if self._ready.empty() else self._ready.get()
             finally:

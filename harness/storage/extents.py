@@ -66,6 +66,10 @@ class Reader:
         """Tokens `[start, start+count)` of the extent `index`, `(count,)`; it may be a view: only read it."""
         raise NotImplementedError
 
+    def in_memory(self, index: int) -> TokenArray | None:
+        """All of the extent `index`, to be only read, if it lies in memory: taking it reads nothing."""
+        return None
+
     def gather(self, starts: np.ndarray[Any, Any], length: int) -> tuple[TokenArray, Sequence[int]]:
         """The windows at `starts` as an owned `(len(starts), length)`, and its rows that are left to fill.
 

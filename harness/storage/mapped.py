@@ -56,6 +56,10 @@ class Mapped(Positional):
         begin = self._begins[index] + start
         return self._tokens[begin : begin + count]
 
+    def in_memory(self, index: int) -> TokenArray | None:
+        """As in `Reader`: what is mapped so far."""
+        return self.slice(index, 0, self.extents[index].tokens) if self._mapped[index] else None
+
     def gather(self, starts: np.ndarray[Any, Any], length: int) -> tuple[TokenArray, Sequence[int]]:
         """As in `Reader`: left are windows that cross extents, and those in extents not mapped so far."""
         located = self.locate(starts, length)

@@ -27,11 +27,21 @@ if TYPE_CHECKING:
 _PIECE = 1 << 16
 
 
-class _Opened(NamedTuple):
-    """What one process has open."""
+class _Run(NamedTuple):
+    """An extent that lies in memory: the tokens `[first, last)` of the stream."""
 
-    pid: int
-    reader: Reader
+    first: int
+    last: int
+    tokens: TokenArray
+
+
+class _Opened:
+    """What one process has open, and the extent in memory that was read last, where the next batch is, too."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.pid = forks.pid
+        self.reader = reader
+        self.run = _Run(0, 0, np.empty(0, reader.dtype))
 
 
 class TokenStore:
@@ -208,15 +218,13 @@ class TokenStore:
         """What this process reads the extents through, opened by the first call."""
         opened = self._opened
         if opened is None or opened.pid != forks.pid:
-            opened = self._opened = _Opened(forks.pid, self._open_reader(self._extents, self.dtype))
+            opened = self._opened = _Opened(self._open_reader(self._extents, self.dtype))
         return opened.reader
 
     def _parts(self, start: int, count: int) -> list[tuple[int, int, int, int]]:
         """(extent, first token in it, tokens, place in the result) for each piece of a range."""
-        index = bisect_right(self._starts, start) - 1
-        if 0 < count <= _PIECE and start + count <= self._starts[index + 1]:
-            return [(index, start - self._starts[index], count, 0)]  # a batch, usually
         parts = []
+        index = bisect_right(self._starts, start) - 1
         done = 0
         while done < count:
             local = start + done - self._starts[index]
@@ -234,15 +242,22 @@ class TokenStore:
 
     def _int64(self, start: int, count: int) -> TokenArray:
         start, count = self._checked_range(start, count)
+        opened = self._opened
+        if opened is not None and opened.pid == forks.pid and count <= _PIECE:
+            first, last, run = opened.run
+            if first <= start and start + count <= last:
+                return self._checked(run[start - first : start + count - first], start).astype(np.int64)
         reader = self.reader()
-        parts = self._parts(start, count)
-        if len(parts) == 1:
-            index, local, take, _ = parts[0]
-            return self._checked(reader.slice(index, local, take), start).astype(np.int64)
         tokens = np.empty(count, np.int64)
-        for index, local, take, at in parts:
+        for index, local, take, at in self._parts(start, count):
             tokens[at : at + take] = self._checked(reader.slice(index, local, take), start + at)
+            self._keep_run(index)
         return tokens
+
+    def _keep_run(self, index: int) -> None:
+        opened = self._opened
+        if opened is not None and (extent := opened.reader.in_memory(index)) is not None:
+            opened.run = _Run(self._starts[index], self._starts[index + 1], extent)
 
     def _checked(self, part: TokenArray, start: int) -> TokenArray:
         # Before the conversion: the check waits for memory, and the conversion finds the part in the cache.
