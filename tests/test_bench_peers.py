@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 from itertools import product
@@ -20,6 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from peers import BATCH_TOKENS, TOKENS_FILE, Pair
 from peers.forks import Failed, in_fork
 from peers.measuring import Task, measure
+from peers.own_pages import own_pages
 from peers.page import page
 from peers.plain import Memmap
 from peers.report import comparison, described
@@ -79,6 +81,23 @@ def test_a_fork_that_dies_says_how(tmp_path: Path) -> None:
     assert "Traceback" in (tmp_path / "log.txt").read_text()
 
 
+_PAGES = np.ones((2000, 4096), np.uint8)
+
+
+def test_a_fork_with_pages_of_its_own_copies_none_when_it_writes(tmp_path: Path) -> None:
+    shared, own = (in_fork(_faults, alone, log=tmp_path / "log.txt") for alone in (False, True))
+    assert shared >= len(_PAGES)
+    assert own < len(_PAGES) / 10
+
+
+def _faults(alone: bool) -> int:
+    if alone:
+        own_pages()
+    begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    _PAGES[:, 0] = 2
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun
+
+
 def _killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -96,6 +115,7 @@ def row(name: str, **figures: Any) -> dict[str, Any]:
         "resume_ms": [2.0],
         "seek_ms": [1.0],
         "anonymous_mb": 1.5,
+        "imported_mb": 0.51,
         "children": 0,
         "children_mb": 0.0,
         "state_bytes": 300,
@@ -145,7 +165,7 @@ def test_the_page_shows_what_failed_and_what_is_not_installed_without_zeros(resu
     cells = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in text.splitlines() if "|" in line}
     assert cells["quick"][1:4] == ["3,000", "75 %", "3 ms"]
     assert cells["quick"][-1] == "NO |"
-    assert cells["slow"][4:8] == ["2 s", "-", "1.5 MB", "300 MB in 2"]
+    assert cells["slow"][4:8] == ["2 s", "-", "1.5 MB (0.5)", "300 MB in 2"]
     assert cells["counter"][-2] == "2 B (*)"
     assert cells["broken"][1] == "failed: KeyError: 'x'"
     assert [name for name in cells if name in ("quick", OURS[0], "slow", "broken")] == [

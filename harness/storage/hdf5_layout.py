@@ -40,8 +40,7 @@ def find_runs(path: Path, dataset: h5py.Dataset, shape: tuple[int, ...], size: i
 
     plist = dataset.id.get_create_plist()
     _check_filters(path, plist)
-    if dataset.chunks is not None:
-        _check_complete(path, dataset)
+    chunks = _checked_chunks(path, dataset)
     count, itemsize = math.prod(shape), dataset.dtype.itemsize
     if plist.get_nfilters() or dataset.file.userblock_size or not _is_plain(dataset):
         return None
@@ -53,7 +52,7 @@ def find_runs(path: Path, dataset: h5py.Dataset, shape: tuple[int, ...], size: i
             held = f"keeps {count * itemsize} bytes of {dataset.name} at byte {offset}"
             raise damaged(path, f"{held}, but is {size} bytes long")
         return None if offset % itemsize else [Run(offset, count)]
-    if dataset.chunks is None or len(shape) > 1 or dataset.id.get_num_chunks() > MAX_LISTED_CHUNKS:
+    if chunks is None or len(shape) > 1 or chunks > MAX_LISTED_CHUNKS:
         return None
     return _chunk_runs(path, dataset, count, size)
 
@@ -80,12 +79,19 @@ def _check_filters(path: Path, plist: Any) -> None:
             )
 
 
-def _check_complete(path: Path, dataset: h5py.Dataset) -> None:
-    """HDF5 reads a chunk that was never written as zeros, and zeros are tokens."""
-    expected = math.prod(-(-n // chunk) for n, chunk in zip(dataset.shape, dataset.chunks, strict=True))
-    found = dataset.id.get_num_chunks()
+def _checked_chunks(path: Path, dataset: h5py.Dataset) -> int | None:
+    """How many chunks there are, None without any: `UserError` unless all were written.
+
+    HDF5 reads a chunk that was never written as zeros, and zeros are tokens.
+    """
+    shape = dataset.chunks
+    if shape is None:
+        return None
+    expected = math.prod(-(-n // chunk) for n, chunk in zip(dataset.shape, shape, strict=True))
+    found: int = dataset.id.get_num_chunks()
     if found != expected:
         raise damaged(path, f"holds {found} chunks of {dataset.name}, expected {expected}")
+    return found
 
 
 def _chunk_runs(path: Path, dataset: h5py.Dataset, count: int, size: int) -> list[Run] | None:
@@ -118,6 +124,6 @@ def _chunk_table(dataset: h5py.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndar
         dataset.id.chunk_iter(found.append)
     else:  # HDF5 before 1.12.3
         found += map(dataset.id.get_chunk_info, range(dataset.id.get_num_chunks()))
-    table = np.array([(info.chunk_offset[0], info.byte_offset, info.size) for info in found], np.uint64)
-    starts, offsets, sizes = table.reshape(-1, 3).T
+    columns = ((info[0][0] for info in found), (info[2] for info in found), (info[3] for info in found))
+    starts, offsets, sizes = (np.fromiter(column, np.uint64, len(found)) for column in columns)
     return starts, offsets, sizes

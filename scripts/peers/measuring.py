@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import sys
@@ -17,6 +18,7 @@ import torch
 
 from peers import BATCH_SIZE, BATCH_TOKENS, SEQ_LEN, TOKENS_FILE, Pair, Reader, floor
 from peers.forks import in_fork
+from peers.own_pages import own_pages
 from peers.table import IN_ORDER, Peer
 
 STARTS = 3
@@ -42,6 +44,8 @@ def measure(task: Task) -> dict[str, Any]:
     for name in in_fork(_imported_late, task, log=task.log):
         with suppress(ImportError):
             import_module(name)
+    gc.collect()
+    gc.freeze()  # a full collection in one fork and not in another would be chance
     row: dict[str, Any] = {"how": " ".join(getattr(module, task.peer.reader).__doc__.split())}
     row["first_batch_ms"] = [in_fork(_first_batch, task, log=task.log) for _ in range(STARTS)]
     row |= in_fork(_memory, task, before, log=task.log)
@@ -65,6 +69,7 @@ def _open(task: Task) -> Reader:
 
 def _first_batch(task: Task) -> float:
     """Milliseconds from nothing open to a batch."""
+    own_pages()
     start = time.perf_counter()
     reader = _open(task)
     batch = reader.next_batch()
@@ -84,6 +89,7 @@ def _check(batch: Pair) -> None:
 
 def _memory(task: Task, before: float) -> dict[str, Any]:
     """The most anonymous memory that the import and half a second of reading take; the workers' own."""
+    imported = anonymous_mb() - before
     reader = _open(task)
     most, children = 0.0, []
     for _ in range(5):
@@ -92,7 +98,12 @@ def _memory(task: Task, before: float) -> dict[str, Any]:
         children = _descendants(os.getpid())
     workers = sum(_rollup_mb(pid, "Private_Clean:", "Private_Dirty:") for pid in children)
     reader.close()
-    return {"anonymous_mb": most - before, "children": len(children), "children_mb": workers}
+    return {
+        "anonymous_mb": most - before,
+        "imported_mb": imported,
+        "children": len(children),
+        "children_mb": workers,
+    }
 
 
 def anonymous_mb() -> float:
@@ -200,6 +211,7 @@ def _digests_behind(task: Task, state: bytes) -> list[str]:
 
 
 def _resume_once(task: Task, state: bytes) -> tuple[float, float, list[str]]:
+    own_pages()
     start = time.perf_counter()
     reader = _open(task)
     reader.seek(state)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from peers.report import COLUMNS, Row
+from peers.report import COLUMNS, Row, short
 from peers.table import IN_ORDER, SHUFFLED
 
 _COUNTED = """\
 * **Mtok/s, of the floor**: {windows} windows of {window_seconds:g} s, each behind one of the floor in the
   same process: the same tokens in RAM, copied in order, or gathered at random places, into one int64
   array. The medians of the speeds and of the ratios.
-* **first batch**: from nothing open to a batch, imports apart; the median of three processes.
+* **first batch**: from nothing open to a batch, imports apart; the median of three processes. Each is a
+  fork that has its memory to itself before it begins, as a new process has: else every Python object that
+  is touched would copy a page, which takes more than half of the time of a bare np.memmap.
 * **resume, new process**: from nothing open and a saved state to the batch at 90 % of an epoch, imports
   apart. **resume, open**: the same where the library's objects are there already; a dash where that comes to
   another batch. What has no state of its own goes on from a number that one's own code would keep (*), if
   need be by reading the epoch again.
-* **memory**: anonymous memory of the process over that of one which has imported torch, at most; the
-  library's imports are in it. **children**: memory of its worker processes that goes when they end, shared
+* **memory**: anonymous memory of the process over that of one which has imported torch, at most; in
+  brackets what of it the library's imports take. **children**: memory of its worker processes that goes when they end, shared
   pages apart.
 * **exact**: the three batches behind a resume in a new process, and the one at 90 % where the library had to
   read its way there, are bit for bit those that come without it. A dash: there is no way to resume."""
@@ -72,6 +74,7 @@ def _table(rows: list[Row], order: str) -> str:
 def _cells(row: Row) -> list[str]:
     own = "" if row["own_state"] else " (*)"
     behind = dict.fromkeys(("resume", "seek", "state_bytes"), own)
+    behind["anonymous_mb"] = f" ({short(round(max(row['imported_mb'], 0), 1))})"
     if row["children"]:
         behind["children_mb"] = f" in {row['children']}"
     cells = [
