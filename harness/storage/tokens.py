@@ -36,7 +36,7 @@ class _Run(NamedTuple):
 
 
 class _Opened:
-    """What one process has open, and the extent in memory that was read last, where the next batch is, too."""
+    """What one process has open, and the extent in memory that was read last: the next batch is there."""
 
     def __init__(self, reader: Reader) -> None:
         self.pid = forks.pid
