@@ -18,7 +18,6 @@ import itertools
 import math
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -26,13 +25,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
 from bench_sets import SHARDS, STORAGES, Folders, random_tokens, write_sets
+from loader_goals import Rows, goals, print_tables
 from peers import Reader, floor
 from peers.h5py_slices import Slices
 from peers.plain import NanoGPT, TorchLoader
@@ -61,24 +61,10 @@ LOADERS: dict[str, LoaderConfig] = {
     "contrastive_rows": ContrastiveRowsConfig(**_SIZES),
 }
 TURN = 0.2  # seconds a way reads before the next one does
-OPENING = ("first_batch_ms", "resume_ms", "anonymous_mb")
 
 # Every way of reading is a context manager that gives a function for the next batch, int64 tensors.
 NextBatch = Callable[[], Any]
 Way = Callable[[], AbstractContextManager[NextBatch]]
-
-# What was measured of each way, by name.
-Rows = dict[str, dict[str, list[float]]]
-
-
-class Goal(NamedTuple):
-    """A line of the table of speeds; `at_most` where less is better."""
-
-    what: str
-    least: float
-    aim: float
-    measured: list[float]
-    at_most: bool = False
 
 
 def loader_way(folder: Path, config: LoaderConfig, *, mmap: bool = True) -> Way:
@@ -225,63 +211,6 @@ def _anonymous_mb() -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1000
 
 
-def goals(rows: Rows) -> list[Goal]:
-    """What the loaders are held to.
-
-    Compressed storage is measured for information only, and so are block_shuffle's memory and first batches:
-    it fills a window of stated size before it reads from it.
-    """
-
-    def against(ours: str, theirs: str) -> list[float]:
-        return [a / b for a, b in zip(rows[ours]["ratio"], rows[theirs]["ratio"], strict=True)]
-
-    def worst(key: str) -> list[float]:
-        loaders = [name for name in LOADERS if name != "block_shuffle"]
-        pairs = [f"{storage} {name}" for storage in ("npy", "hdf5") for name in loaders]
-        return max((rows[pair][key] for pair in pairs), key=statistics.median)
-
-    random, hdf5 = "npy permutation", "hdf5 permutation"
-    torch_way = "torch DataLoader permutation, {} workers"
-    return [
-        Goal("npy sequential / copying in RAM", 0.6, 1.0, rows["npy sequential"]["ratio"]),
-        Goal("npy random windows / gathering in RAM", 0.35, 0.6, rows[random]["ratio"]),
-        Goal("hdf5 random windows / npy", 0.8, 1.0, against(hdf5, random)),
-        Goal("hdf5 random windows / h5py slices", 8, 12, against(hdf5, "h5py slices, permutation")),
-        Goal("npy random windows / torch, 0 workers", 5, 15, against(random, torch_way.format(0))),
-        Goal("npy random windows / torch, 2 workers", 5, 15, against(random, torch_way.format(2))),
-        Goal("npy random windows / nanoGPT", 15, 40, against(random, "nanoGPT's way")),
-        Goal("first batch from opening on, ms", 20, 10, worst("first_batch_ms"), at_most=True),
-        Goal("resume at 90 % of an epoch, ms", 5, 1, worst("resume_ms"), at_most=True),
-        Goal("anonymous memory, MB", 10, 10, worst("anonymous_mb"), at_most=True),
-        Goal("child processes", 0, 0, worst("child_processes"), at_most=True),
-    ]
-
-
-def print_tables(rows: Rows, lines: list[Goal]) -> None:
-    """The goals with what was measured, then every way."""
-    print(f"{'':<40}{'at least':>9}{'aim':>7}{'measured':>10}  quartiles")
-    for goal in lines:
-        low, middle, high = _quartiles(goal.measured)
-        missed = "" if (middle <= goal.least if goal.at_most else middle >= goal.least) else "  MISSED"
-        sign = "<=" if goal.at_most else ""
-        print(
-            f"{goal.what:<40}{sign + format(goal.least, 'g'):>9}{goal.aim:>7g}{middle:>10.2f}"
-            f"  {low:.2f} .. {high:.2f}{missed}"
-        )
-    print(f"\n{'way':<38}{'Mtok/s':>8}{'ratio':>8}  {'quartiles':<14}{'first':>7}{'resume':>8}{'MB':>7}")
-    for name, row in rows.items():
-        low, middle, high = _quartiles(row["ratio"])
-        opening = [statistics.median(row[key]) for key in OPENING if key in row]
-        print(
-            f"{name:<38}{statistics.median(row['tokens_per_s']) / 1e6:>8.1f}{middle:>8.3f}  "
-            f"{f'{low:.3f} .. {high:.3f}':<14}" + "".join(f"{value:>8.1f}" for value in opening)
-        )
-
-
-def _quartiles(values: list[float]) -> list[float]:
-    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-
-
 def main() -> None:
     """Write the sets, measure, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(
@@ -301,7 +230,7 @@ def main() -> None:
         for file in Path(folder).rglob("*.*"):
             file.read_bytes()  # in order, so that the page cache holds it in large pieces
         rows = measure_all(folders, tokens, options.seconds)
-    lines = goals(rows)
+    lines = goals(rows, LOADERS)
     rounds = len(rows["npy sequential"]["ratio"])
     print(f"B={B} T={T}, {options.tokens} tokens, {SHARDS} shards, {rounds} rounds\n")
     print_tables(rows, lines)

@@ -6,7 +6,8 @@ First each model at its batch: blocks of steps of the harness's real loop (its l
 log, its guard) take turns with blocks of a bare loop with the same model, optimizer and precision over
 batches in memory, and then, where a checkout is given, with nanoGPT's model in such a loop. Evaluations and
 checkpoints have intervals of their own, and are not in it. Last the ladder (scripts/train_ladder.py) with the
-first model: from eager float32 to what the harness does by default on a GPU, one measure at a time.
+first model: from eager float32 to what the harness does by default on a GPU, one measure at a time; and one
+layer's attention by each of torch's backends.
 
 MFU is `flops_per_token * tokens a second / peak`, by harness/model.py and the dense bf16 peak in
 harness/hardware/peak_flops.py; where that does not know the device there is none.
@@ -75,6 +76,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "seq_len": options.seq_len,
         "ladder_model": options.models[0],
         "ladder": [],
+        "attention_ms": {},
         "comparisons": [],
         "failed": {},
     }
@@ -93,6 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 words = [] if result["machine"]["compiled"] else ["--no-compile"]
             elif part == "ladder":
                 result["ladder"] = found.get("rows", [])
+                result["attention_ms"] = found.get("attention_ms", {})
             else:
                 result["comparisons"].append(figures({"model": part, **found}))
             result["failed"] |= {f"{part}, {name}": why for name, why in found.get("failed", {}).items()}

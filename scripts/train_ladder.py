@@ -24,6 +24,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import model as gpt
 from harness.config import TrainConfig
@@ -33,6 +34,11 @@ from harness.model import GPT, compiled_loss, flops_per_token
 from harness.optim import make_optimizer
 
 VOCAB_SIZE = 50_257  # GPT-2's, which is odd
+_ATTENTION = {
+    "torch's choice": None,
+    "FlashAttention": SDPBackend.FLASH_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+}
 
 Step = Callable[[], object]
 
@@ -165,6 +171,39 @@ def attention_by_hand(query: Tensor, key: Tensor, value: Tensor, **options: Any)
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     return scores.masked_fill(later, -torch.inf).softmax(dim=-1) @ value
+
+
+def attention_times(
+    config: ModelConfig, batch_size: int, seq_len: int, device: torch.device, steps: int
+) -> dict[str, float]:
+    """Milliseconds of one layer's attention forward and backward in bf16, by who computes it.
+
+    `torch's choice` is what the model has; a backend that cannot do it here is left out. On Hopper the two
+    differ, and which of them torch takes by itself depends on its version.
+    """
+    heads, width = config.n_head, config.n_embd
+    qkv = torch.randn(batch_size, seq_len, 3 * width, device=device, dtype=torch.bfloat16, requires_grad=True)
+    query, key, value = (
+        part.view(batch_size, seq_len, heads, width // heads).transpose(1, 2)
+        for part in qkv.split(width, dim=2)
+    )
+    slope = torch.randn_like(query)
+
+    def step() -> None:
+        result = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        torch.autograd.grad(result, (query, key, value), slope)
+
+    found: dict[str, float] = {}
+    for name, backend in _ATTENTION.items():
+        try:
+            with contextlib.nullcontext() if backend is None else sdpa_kernel(backend):
+                for _ in range(3):
+                    step()
+                found[name] = 1e3 * statistics.median(timed(step, steps, device))
+        except RuntimeError as error:  # torch has no other for what a backend does not do
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+    return found
 
 
 @contextlib.contextmanager

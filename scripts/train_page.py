@@ -17,13 +17,14 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
     interval.
     """
     pairs = {name: sides for name, sides in found.get("pairs", {}).items() if sides[name]}
-    rates, shares = dict[str, float](), dict[str, Any]()
+    blocks, shares = dict[str, list[float]](), dict[str, Any]()
     for name, sides in pairs.items():
         for side, seconds in sides.items():
-            rates.setdefault(side, found["tokens"] / statistics.median(seconds))
+            blocks[side] = blocks.get(side, []) + seconds
         longer = [ours / theirs - 1 for ours, theirs in zip(sides["harness"], sides[name], strict=False)]
         low, high, coverage = median_interval(longer)
         shares[name] = {"median": statistics.median(longer), "interval": [low, high], "coverage": coverage}
+    rates = {side: found["tokens"] / statistics.median(seconds) for side, seconds in blocks.items()}
     peak = found.get("peak")
     mfu = None if peak is None else {side: rate * found["flops"] / peak for side, rate in rates.items()}
     return found | {"tokens_per_s": rates, "mfu": mfu, "shares": shares}
@@ -38,6 +39,9 @@ def tables(result: dict[str, Any]) -> str:
     lines += ["| measure | ms a step | tokens/s | MFU | peak memory | ready after |"]
     lines += ["|---|---|---|---|---|---|"]
     lines += [_rung(row) for row in result["ladder"]]
+    if result["attention_ms"]:
+        times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in result["attention_ms"].items())
+        lines += ["", f"One layer's attention forward and backward in bf16: {times}."]
     if result["failed"]:
         lines += ["", *(f"Failed: {what}: {why}" for what, why in result["failed"].items())]
     return "\n".join(lines)

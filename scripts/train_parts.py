@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from bench_parts import write_random_set
-from train_ladder import VOCAB_SIZE, climb, flops_a_token, free, nanogpt_step, rungs
+from train_ladder import VOCAB_SIZE, attention_times, climb, flops_a_token, free, nanogpt_step, rungs
 from train_sides import Block, bare_loop, block_of, harness_block, in_turns, traced
 
 from harness.commandline.composition import config_dir, register, to_dataclass
@@ -87,11 +87,14 @@ def look(bench: Bench) -> None:
 
 
 def ladder(bench: Bench, model: str) -> None:
-    """Every rung that means something on this device."""
+    """One layer's attention by itself, and every rung that means something on this device."""
     options, config = bench.options, compose_config(bench, model).model
     rows, failed = list[dict[str, Any]](), dict[str, str]()
     flops, peak = flops_a_token(config, options.seq_len), peak_flops(bench.device)
     size = batch_size(options, model)
+    bench.report(
+        {"attention_ms": attention_times(config, size, options.seq_len, bench.device, options.steps)}
+    )
     for rung in rungs(max(1, size // 4), size, compiled=bench.compiles):
         if bench.device.type not in rung.on:
             continue

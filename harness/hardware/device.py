@@ -61,8 +61,10 @@ def _own_gpu(name: str, ranks: Ranks) -> str:
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:
-    """`auto` is bf16 on CUDA only."""
-    return precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    """`auto` is bf16 on a GPU that has units for it: one before Ampere emulates it or does not compile it."""
+    if precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return precision == "bf16"
 
 
 def make_autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:

@@ -12,8 +12,13 @@ from harness.hardware.device import make_autocast, peak_flops, set_numerics, sho
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")  # a name needs no device
 
 
-def test_auto_is_bf16_and_compiled_on_cuda_alone() -> None:
-    assert [uses_bf16("auto", device) for device in (CPU, CUDA)] == [False, True]
+def test_auto_is_bf16_where_a_gpu_has_the_units_and_compiled_on_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_units in (False, True):
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda *, including_emulation, has=has_units: has
+        )
+        assert [uses_bf16("auto", device) for device in (CPU, CUDA)] == [False, has_units]
+        assert uses_bf16("bf16", CUDA)
     assert [uses_bf16(precision, CUDA) for precision in ("float32", "bf16")] == [False, True]
     assert [should_compile("auto", device) for device in (CPU, CUDA)] == [False, True]
     assert [should_compile(value, CUDA) for value in (True, False)] == [True, False]
