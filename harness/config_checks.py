@@ -208,7 +208,8 @@ def _training_problems(config: TrainConfig) -> list[str]:
     if micro is not None and micro > 0 and loader.batch_size % micro:
         problems.append(
             f"loader.batch_size={loader.batch_size} must be a multiple of "
-            f"trainer.micro_batch_size={micro}: a step is whole micro-batches"
+            f"trainer.micro_batch_size={micro}: a step is whole micro-batches. "
+            "Use null, or one that divides it"
         )
     # How many steps a budget in tokens leaves to a run that goes on, its checkpoint says.
     left_open = config.resume is not None and trainer.max_tokens is not None and schedule.total_steps is None

@@ -14,6 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from harness.commandline.overrides import CommandLine, key_of
+from harness.config_groups import GROUPS
 from harness.errors import did_you_mean
 
 
@@ -45,7 +46,18 @@ def unknown_keys(cfg: DictConfig, prefix: str = "") -> list[str]:
 
 
 def closest(key: str, known: list[str]) -> str:
-    """`; did you mean trainer.max_steps?`: by the whole key, else by its last part."""
+    """`; did you mean trainer.max_steps?`: by the whole key, else by its last part.
+
+    A key of another option of its group is no typo: `; loader.stride is a key of loader=sliding_window`.
+    """
+    group, _, name = key.partition(".")
+    owners = [
+        f"{group}={option}"
+        for option, kind in GROUPS.get(group, {}).items()
+        if any(field.name == name for field in dataclasses.fields(kind))
+    ]
+    if owners:
+        return f"; {key} is a key of {' and of '.join(owners)}"
     hint = did_you_mean(key, known)
     if hint:
         return hint

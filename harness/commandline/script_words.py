@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator
@@ -89,8 +90,14 @@ def words_or_help(text: str) -> list[str]:
     if words and not {"-h", "--help"} & {*words}:
         return words
     with reader_may_leave():
-        print(text)
+        print(as_started(text))
     raise SystemExit(EXIT_DONE if words else EXIT_USER)
+
+
+def as_started(text: str) -> str:
+    """A help text whose usage lines name the script, by the name of the command that was started."""
+    script = re.search(r"^usage: (\w+\.py) ", text, flags=re.MULTILINE)
+    return text if script is None else text.replace(script[1], Path(sys.argv[0]).name)
 
 
 def run_script(main: Callable[[], None]) -> None:

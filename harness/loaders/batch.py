@@ -109,7 +109,8 @@ def check_sizes(batch_size: int, seq_len: int, rank: int = 0, world_size: int = 
         raise UserError(
             f"loader.batch_size={batch_size} cannot be shared by {world_size} processes: it is the global "
             f"batch and each process takes the same number of rows. Use loader.batch_size="
-            f"{batch_size + world_size - batch_size % world_size} or another multiple of {world_size}"
+            f"{batch_size + world_size - batch_size % world_size} or another multiple of {world_size}, or as "
+            f"many processes as divide {batch_size}"
         )
 
 

@@ -11,7 +11,7 @@ from harness.commandline import overrides
 from harness.commandline.commands import shown
 from harness.commandline.composition import to_dataclass
 from harness.commandline.hydra_app import run_app
-from harness.commandline.script_words import words_or_help
+from harness.commandline.script_words import as_started, words_or_help
 from harness.errors import EXIT_USER
 
 _HELP = """\
@@ -28,7 +28,10 @@ def main() -> None:
     words = words_or_help(_HELP)
     source, *rest = words
     if "=" in source:
-        print(f"error: give the set's folder first, then data=...; got {source}\n\n{_HELP}", file=sys.stderr)
+        print(
+            f"error: give the set's folder first, then data=...; got {source}\n\n{as_started(_HELP)}",
+            file=sys.stderr,
+        )
         raise SystemExit(EXIT_USER)
     line = overrides.split(rest)
     line.overrides = overrides.quote_paths(line.overrides, multirun=line.multirun)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -48,6 +49,7 @@ def one(trained: Path, tmp_path: Path) -> Path:
         ("lr=3", "did you mean optimizer.lr?"),
         ("batch_size=3", "did you mean loader.batch_size?"),
         ("optimiser=adamw", "did you mean optimizer?"),
+        ("loader.stride=32", "loader.stride is a key of loader=sliding_window"),
         ("loader=sequentail", "did you mean loader=sequential?"),
         ("model=gpt2_smal", "did you mean model=gpt2_small?"),
         ("+nonsense=1", "there is no key nonsense"),
@@ -79,6 +81,24 @@ def test_every_problem_is_reported_at_once_and_nothing_is_written(tmp_path: Path
     named = [word.split("=")[0] for word in words if "micro" not in word]
     assert all(key in result.stderr for key in named), result.stderr
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "auditing.audit_cli", "auditing.inspect_cli", "planning.find_batch", "prepare.convert_cli",
+        "prepare.verify_cli", "sweep.report_cli",
+    ],
+)  # fmt: skip
+def test_help_names_the_command_that_was_started(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/harness-this", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"harness.{script}").main()
+    usage = capsys.readouterr().out.partition("usage: ")[2].partition("\n\n")[0]
+    assert ended.value.code == 0
+    assert all(line.strip().startswith("harness-this ") for line in usage.splitlines()), usage
 
 
 def test_torch_and_trackers_are_not_imported_to_answer(tmp_path: Path) -> None:

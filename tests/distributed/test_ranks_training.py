@@ -131,7 +131,10 @@ def test_devices_whose_rows_have_unequal_targets_train_as_one(tmp_path: Path, ki
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"loader__batch_size": 5}, r"loader\.batch_size=5 cannot be shared by 2 processes"),
+        (
+            {"loader__batch_size": 5},
+            r"loader\.batch_size=5 cannot be shared by 2 processes.* as many processes as divide 5",
+        ),
         ({"trainer__micro_batch_size": 4}, r"leaves 2 sequences to each.*trainer\.micro_batch_size=4"),
     ],
 )
