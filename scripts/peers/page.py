@@ -17,8 +17,8 @@ _COUNTED = """\
   another batch. What has no state of its own goes on from a number that one's own code would keep (*), if
   need be by reading the epoch again.
 * **memory**: anonymous memory of the process over that of one which has imported torch, at most; in
-  brackets what of it the library's imports take. **children**: memory of its worker processes that goes when they end, shared
-  pages apart.
+  brackets what of it the library's imports take. **children**: memory of its worker processes that goes
+  when they end, shared pages apart.
 * **exact**: the three batches behind a resume in a new process, and the one at 90 % where the library had to
   read its way there, are bit for bit those that come without it. A dash: there is no way to resume."""
 

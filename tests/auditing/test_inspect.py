@@ -221,7 +221,8 @@ def test_help_needs_no_heavy_package(script: str) -> None:
     watched = "import sys; sys.argv = ['x', '--help']; sys.path.insert(0, '.')\n"
     module = {"inspect_batch.py": "inspect_cli", "audit_data.py": "audit_cli"}[script]
     code = (
-        f"{watched}from harness.auditing.{module} import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"{watched}from harness.auditing.{module} import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "assert not {'torch', 'numpy', 'h5py', 'wandb', 'hydra'} & set(sys.modules)"
     )
     for words in (["-c", code], [f"scripts/{script}", "--help"]):
