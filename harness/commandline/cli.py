@@ -31,6 +31,12 @@ def main() -> None:
     try:
         with rendezvous.meeting() as meeting:
             if meeting.ended is not None:
+                if meeting.ranks.leads:
+                    print(
+                        "not tried again: an earlier start of this job said above why it ended, and another "
+                        f"would end like it (exit code {meeting.ended})",
+                        file=sys.stderr,
+                    )
                 raise SystemExit(meeting.ended)
             ranks_output.only_of_rank_0(meeting.ranks)
             _main(meeting)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from harness.commandline.commands import command
+from harness.commandline.commands import command_alone
 from harness.commandline.overrides import CommandLine
 
 _INTRODUCTION = {
@@ -38,7 +38,7 @@ def wants_help(line: CommandLine) -> bool:
 def help_text(conf: Path, config_name: str) -> str:
     """The whole help of `train.yaml` or `prepare.yaml`; a `(default)` marks what is taken without a word."""
     what, examples = _INTRODUCTION[config_name]
-    shown = [(command(*words), note) for words, note in examples]
+    shown = [(command_alone(*words), note) for words, note in examples]
     width = max(len(words) for words, _ in shown)
     main = (conf / f"{config_name}.yaml").read_text()
     parts = [what, "\n".join(f"  {words:<{width}}  {note}".rstrip() for words, note in shown)]

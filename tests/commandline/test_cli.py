@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.commandline.helptext import help_text
 from harness.config import EvaluationConfig, TrainerConfig
 from harness.config_groups import GROUPS
 from tests.helpers_cli import TINY, make_root, make_run
@@ -114,6 +115,11 @@ def test_torch_and_trackers_are_not_imported_to_answer(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert result.stderr.splitlines()[-1] == "[]", (words, result.stderr)
+
+
+def test_help_under_torchrun_shows_no_sweep_that_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    assert "torchrun --nproc" not in help_text(ROOT / "conf", "train")
 
 
 def test_help_names_groups_and_commands(tmp_path: Path) -> None:
