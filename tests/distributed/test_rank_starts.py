@@ -100,7 +100,8 @@ def test_a_refusal_is_not_tried_again(tmp_path: Path, launcher: dict[str, str]) 
     assert second.stderr == ""
     first, second = trained(tmp_path, "loader.batch_size=3", **launcher)
     assert (first.returncode, second.returncode, second.stderr) == (2, 2, "")
-    assert first.stderr.startswith("not tried again: ") and first.stderr.count("\n") == 1
+    assert first.stderr.startswith("not tried again: ")
+    assert first.stderr.count("\n") == 1
 
 
 def test_the_plan_is_printed_once_with_one_rank_s_share(root: Path, tmp_path: Path) -> None:
