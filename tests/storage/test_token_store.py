@@ -316,7 +316,10 @@ def test_threads_read_the_same_tokens(tmp_path: Path, mmap: bool) -> None:
     def read(seed: int) -> bool:
         starts = np.random.default_rng(seed).integers(0, 3750, 20)
         windows = store.read_windows(starts, 250)
-        return np.array_equal(windows, stream[starts[:, None] + np.arange(250)])
+        batches = [store.get_batch(start, 5, 10)[1].numpy().ravel() for start in starts.tolist()]
+        return np.array_equal(windows, stream[starts[:, None] + np.arange(250)]) and np.array_equal(
+            batches, stream[starts[:, None] + np.arange(1, 51)]
+        )
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(read, range(40)))
