@@ -95,11 +95,13 @@ class _ReadAhead:
             self._thread.join(timeout)
 
     def restart(self) -> bool:
-        """End the thread, forget what is ready and what was raised; whether more was read than handed out."""
+        """End the thread, forget what is ready or was raised; whether more may be read than handed out."""
+        if self._thread is None and self._raised is None and self.pid == forks.pid:
+            self._left = math.inf
+            return False
         self.stop()
-        further = self._thread is not None or self._raised is not None
         self._begin()
-        return further
+        return True
 
     def _wake(self) -> None:
         self._wanted.put(None)

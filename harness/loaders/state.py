@@ -36,6 +36,28 @@ def check_state(state: Any, current: Mapping[str, Any], end: int) -> int:
     type (true is no number), every field that differs (`Incompatible loader seq_len: checkpoint 128, config
     64`), and a position outside of `[0, end]`.
     """
+    if type(state) is not dict or not _only_moved(state, current):
+        _refuse_difference(state, current)
+    position: int = state["position"]
+    if not 0 <= position <= end:
+        raise UserError(
+            f"Incompatible loader position: checkpoint {position}, but it must lie between 0 and {end}, the "
+            "end of the epoch. The checkpoint is damaged or belongs to another set"
+        )
+    return position
+
+
+def _only_moved(state: dict[str, Any], current: Mapping[str, Any]) -> bool:
+    """Whether `state` is `current` at another place: what is usual, in a fifth of the time of all else."""
+    for key, ours in current.items():
+        saved = state.get(key)
+        if type(saved) is not type(ours) or (saved != ours and (key not in _PLACE or saved < 0)):
+            return False
+    return len(state) == len(current)
+
+
+def _refuse_difference(state: Any, current: Mapping[str, Any]) -> None:
+    """Raise `UserError` for whatever is not as in `current`, if anything is."""
     if not isinstance(state, Mapping):
         raise UserError(f"Incompatible loader state: {state!r} is not a mapping of {', '.join(current)}")
     ours, theirs = current.get("strategy", _UNNAMED), state.get("strategy", _UNNAMED)
@@ -48,13 +70,6 @@ def check_state(state: Any, current: Mapping[str, Any], end: int) -> int:
     problems = [problem for key in current if (problem := _difference(key, state[key], current[key]))]
     if problems:
         raise UserError("\n".join(problems))
-    position: int = state["position"]
-    if not 0 <= position <= end:
-        raise UserError(
-            f"Incompatible loader position: checkpoint {position}, but it must lie between 0 and {end}, the "
-            "end of the epoch. The checkpoint is damaged or belongs to another set"
-        )
-    return position
 
 
 def _check_keys(state: Mapping[str, Any], current: Mapping[str, Any]) -> None:
