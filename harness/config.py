@@ -15,16 +15,14 @@ from typing import Any, Optional
 from harness.config_groups import (
     CorpusConfig,
     DataConfig,
-    LoaderConfig,
     ModelConfig,
     OptimizerConfig,
     PrepareConfig,
     ScheduleConfig,
     TokenizerConfig,
     TrackerConfig,
-    layout,
-    row_width,
 )
+from harness.config_loaders import LoaderConfig, layout, row_width
 
 # `Optional[...]` instead of `... | None` where omegaconf 2.3 reads the annotation.
 

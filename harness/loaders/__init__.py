@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.config_groups import (
+from harness.config_loaders import (
     BlockShuffleConfig,
     ContrastiveRowsConfig,
     LoaderConfig,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +13,7 @@ from harness.storage.io import Descriptors, FileIdentity, read_exactly, will_nee
 TokenArray = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """`tokens` consecutive tokens in the file `path` from byte `offset`.
 
     `file` is what the file was when its header was checked; nothing is read from any other.

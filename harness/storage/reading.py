@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from harness.storage.pool import Job, start_all
-
 if TYPE_CHECKING:
+    from harness.storage.pool import Job
     from harness.storage.tokens import TokenStore
 
 T = TypeVar("T")
@@ -37,6 +36,8 @@ class Reading(Generic[T]):
 
 def begin_jobs(jobs: Sequence[Job], finish: Callable[[], T]) -> Reading[T]:
     """Jobs that the pool's readers begin now, and what gives the result once they have ended."""
+    from harness.storage.pool import start_all
+
     run = start_all(jobs)
 
     def result() -> T:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.config_groups import LoaderConfig, SlidingWindowConfig
+from harness.config_loaders import LoaderConfig, SlidingWindowConfig
 from harness.loaders import make_loader
 from harness.storage import open_split
 from peers import BATCH_SIZE, SEED, SEQ_LEN, Pair, Reader
