@@ -186,6 +186,8 @@ class RanksMeeting(Meeting):
 
     def cause(self, error: BaseException) -> BaseException:
         self._ends = True
+        with contextlib.suppress(RuntimeError):
+            self._say_alive()  # before the others hear why, and end
         with self.holding(), contextlib.suppress(RuntimeError):
             while isinstance(error, FailedAlike) and not self.peers.failed(0) and self._leader_lives():
                 time.sleep(_LOOK_S)
@@ -200,8 +202,10 @@ class RanksMeeting(Meeting):
             if isinstance(error, Stopped) or not isinstance(error, SystemExit):
                 self.peers.explain(error)
             self._note("heard")
-            if self.peers.first_rank() == self.ranks.rank:
+            first = self.peers.first_rank()
+            if first == self.ranks.rank:
                 self._wait(self._of_all("heard"), LEAVE_S)
+            if first not in (None, 0) and not self.ranks.leads:
                 time.sleep(2 * _LOOK_S)  # for rank 0 to turn to what follows from it
         with self.holding():
             while self._leader_is_busy():
@@ -260,8 +264,9 @@ class RanksMeeting(Meeting):
     def _say_alive(self) -> None:
         """Of rank 0, for the others: that it lives, and whether it is busy with what must not be cut off."""
         if self.ranks.leads:
-            self._beats += 1
-            self.store.set("alive", f"{self._beats} {'busy' if self._holds or self._ends else 'free'}")
+            with self._lock:
+                self._beats += 1
+                self.store.set("alive", f"{self._beats} {'busy' if self._holds or self._ends else 'free'}")
 
     def _leader_lives(self) -> bool:
         """Whether another rank 0 than this one has said so of late."""
