@@ -80,6 +80,7 @@ def _find(cfg: DictConfig, options: FindOptions, words: list[str]) -> None:
     from harness.commandline.script_words import reader_may_leave
     from harness.planning import batch_trial
 
+    cfg.trainer.micro_batch_size = None  # what is looked for: an experiment's own need not divide this batch
     config = to_dataclass(cfg)
     batch_trial.preload()
     with reader_may_leave():

@@ -108,7 +108,7 @@ def test_the_vocabulary_is_the_sets_or_else_the_tokenizers(tmp_path: Path) -> No
 def test_the_command_line_finds_a_size_and_leaves_nothing(tmp_path: Path) -> None:
     root = make_root(tmp_path / "data")
     before = snapshot(tmp_path)
-    words = (*TINY, f"data.root={root}", "loader.batch_size=2", "trainer.micro_batch_size=1")
+    words = (*TINY, f"data.root={root}", "loader.batch_size=2", "trainer.micro_batch_size=3")
     result = forked("scripts/find_batch.py", *words, "devices=2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     last = result.stdout.splitlines()[-1]
