@@ -122,9 +122,18 @@ def _looping(run: Run, plan: Plan, learner: Learner, stop: StopRequest) -> Itera
         contextlib.closing(run.profiler) if run.profiler else contextlib.nullcontext(),
         run.chain,
         stop.asking(),
-        contextlib.closing(run.saver),  # inside: a signal does not cut off what it still writes
+        _saves_ended(run),  # inside: a signal does not cut off what is still written
     ):
         yield
+
+
+@contextlib.contextmanager
+def _saves_ended(run: Run) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        run.saver.close()
+        run.status.update(last_saved=run.saver.last_saved)
 
 
 def _execute(

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,23 @@ def test_a_fault_that_is_no_disks_ends_the_run(saver: Saver, tmp_path: Path) -> 
         saver.wait()
         saver.due(2)
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+class Slow(Saver):
+    def _between(self) -> None:
+        time.sleep(0.02)
+        super()._between()
+
+
+def test_closing_finishes_what_gets_on_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.checkpoints.saving.STALL_S", 1.0)
+    saver = Slow(tmp_path, CheckpointConfig())
+    saver.save(parts(1))
+    saver.close()
+    assert saver._blocks * 0.02 > 1.0
+    assert checkpoint.complete_steps(tmp_path) == [saver.last_saved] == [1]
 
 
 def test_closing_gives_up_what_stands_still_and_leaves_nothing_half_written(

@@ -112,7 +112,7 @@ def test_a_signal_in_an_evaluation_leaves_it_on_all_ranks_to_be_made_later(
     assert [row["step"] for row in rows(path) if "val_loss" in row] == [5, 6]
 
 
-def fails_in_the_evaluation(config: TrainConfig, path: Path) -> tuple[str, list[int], str]:
+def fails_in_the_evaluation(config: TrainConfig, path: Path) -> tuple[str, list[int], int]:
     """Rank 1 fails, and the disk of rank 0 takes longer then than a rank has that holds nothing.
 
     How each ended, with the steps and what status.json says when it did.
@@ -135,7 +135,7 @@ def fails_in_the_evaluation(config: TrainConfig, path: Path) -> tuple[str, list[
     try:
         launch(config, path)
     except Exception as error:
-        return repr(error), checkpoint.complete_steps(path), status(path)["state"]
+        return repr(error), checkpoint.complete_steps(path), status(path)["last_saved"]
     raise AssertionError("it did not fail")
 
 
@@ -149,7 +149,7 @@ def test_a_rank_that_fails_in_an_evaluation_costs_no_step_however_long_they_take
     assert "PeerFailed" in mine
     assert "a disk that is read no more" in mine
     assert "OSError" in other
-    assert ours == theirs == [[4, 5], "failed"]
+    assert ours == theirs == [[4, 5], 5]
 
 
 def overflows(closed: Path) -> None:
