@@ -74,6 +74,9 @@ class _ReadAhead:
                 self._reading.release()
         else:
             item = self._ready.get()
+            if isinstance(item, _Raised):
+                # Nothing follows it, and the thread may hold the lock a moment longer.
+                self._ready.put(item)
         if isinstance(item, _Raised):
             raise item.error.with_traceback(item.traceback)
         now = perf_counter()

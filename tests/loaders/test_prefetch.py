@@ -277,6 +277,32 @@ def test_a_read_in_progress_is_waited_for_and_not_done_twice(store: TokenStore) 
             assert _same(_drain(loader), plain)
 
 
+class _SlowToLetGo:
+    """A lock that a thread other than the main one keeps a while longer than it means to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        time.sleep(0.05)
+        self._lock.release()
+
+
+@read_ahead
+def test_the_end_is_heard_again_while_the_thread_still_holds_its_lock(store: TokenStore) -> None:
+    with Prefetcher(TokenDataLoader(store, 2, 3), 1) as loader:
+        assert loader._ahead is not None
+        loader._ahead._reading = _SlowToLetGo()  # type: ignore[assignment]
+        _drain(loader)
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                loader.next_batch()
+
+
 @any_way
 def test_a_read_that_is_interrupted_is_done_again(store: TokenStore) -> None:
     plain = _drain(TokenDataLoader(store, 2, 3))
