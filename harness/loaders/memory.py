@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from harness.storage.io import C_LIBRARY
+from harness.storage.addresses import C_LIBRARY
 
 # Just below the size from which the GNU C library never keeps what is freed.
 _LARGEST = 31 << 20

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from harness.storage.addresses import AddressRange, places_for
 from harness.storage.extents import Extent, Located, Positional, TokenArray
-from harness.storage.io import AddressRange, places_for
 
 log = logging.getLogger("harness")
 

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from harness.errors import UserError
+from harness.storage.addresses import AddressRange, places_for
 from harness.storage.io import (
-    AddressRange,
     Descriptor,
     Descriptors,
     FileIdentity,
     identity_of,
-    places_for,
     replaced,
     unreadable,
 )

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.storage import TokenStore, open_store
+from harness.storage.addresses import HUGE_PAGE, places_for
 from harness.storage.extents import Extent
-from harness.storage.io import HUGE_PAGE, FileIdentity, identity_of, places_for
+from harness.storage.io import FileIdentity, identity_of
 from harness.storage.manifest import load_manifest, write_manifest
 from harness.storage.mapped import Mapped
 from tests.helpers_sets import write_set
