@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import weakref
@@ -35,16 +36,26 @@ class _Raised(NamedTuple):
     traceback: TracebackType | None
 
 
+class _Shared(NamedTuple):
+    """What the thread shares with whoever asks; after a restart there is another, unknown to it."""
+
+    reading: threading.RLock  # which knows its owner
+    ready: SimpleQueue[Batch | _Raised]
+    wanted: SimpleQueue[None]
+    stopped: threading.Event
+
+
 class _ReadAhead:
     """The batches of `read` in order: up to `depth` of them read by a thread, the others when asked for.
 
-    Who reads holds `_reading`, and a thread that holds it puts one item into `_ready`. So whoever asks takes
+    Who reads holds `reading`, and a thread that holds it puts one item into `ready`. So whoever asks takes
     what is ready, waits for the read in progress, or reads by itself. It wakes the thread, which then reads
     until `depth` batches are ready, after a step that took long and after a first read that did: a training
     loop finds its batches ready, and a loop that only reads pays for no hand-over. The first exception is the
     last item.
 
-    The thread knows nothing of the `Prefetcher`, so that one can be collected and stop it.
+    The thread knows nothing of the `Prefetcher`, so that one can be collected and stop it. So an exception is
+    not kept once it was handed out: its traceback leads to whoever asked.
     """
 
     def __init__(self, read: Callable[[], Batch], depth: int) -> None:
@@ -53,34 +64,28 @@ class _ReadAhead:
         self._begin()
 
     def _begin(self) -> None:
-        self.pid = forks.pid
-        self._reading = threading.Lock()
-        self._ready: SimpleQueue[Batch | _Raised] = SimpleQueue()
-        self._wanted: SimpleQueue[None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-        self._raised: _Raised | None = None
+        self._shared = _Shared(threading.RLock(), SimpleQueue(), SimpleQueue(), threading.Event())
+        self._over = False  # the last item was read
         self._left = math.inf  # when the last batch was handed out
+        self._thread: threading.Thread | None = None
+        self.pid = forks.pid
 
-    def get(self) -> Batch:
-        """The next batch in order, or, when all before it are handed out, the loader's exception."""
+    def get(self) -> Batch | _Raised:
+        """The next batch in order, or the loader's exception; nothing may be asked for after that."""
         asked = perf_counter()
+        reading, ready, *_ = self._shared
         if self._thread is None:
             item = self._next()
-        elif self._reading.acquire(blocking=False):
+        elif reading.acquire(blocking=False):
             try:
-                item = self._next() if self._ready.empty() else self._ready.get()
+                item = self._next() if ready.empty() else ready.get()
             finally:
-                self._reading.release()
+                _let_go(reading)
         else:
-            item = self._ready.get()
-            if isinstance(item, _Raised):
-                # Nothing follows it, and the thread may hold the lock a moment longer.
-                self._ready.put(item)
-        if isinstance(item, _Raised):
-            raise item.error.with_traceback(item.traceback)
+            item = ready.get()
         now = perf_counter()
-        if asked - self._left > _STEP or (self._left == math.inf and now - asked > _WAITED):
+        long = asked - self._left > _STEP or (self._left == math.inf and now - asked > _WAITED)
+        if long and not self._over:
             self._wake()
         self._left = now
         return item
@@ -92,14 +97,20 @@ class _ReadAhead:
         """
         if self._thread is None or self.pid != forks.pid:
             return
-        self._stopped = True
-        self._wanted.put(None)
+        reading, _, wanted, stopped = self._shared
+        stopped.set()
+        wanted.put(None)
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+            _let_go(reading)
+            # `join` alone would not do: one that was interrupted takes the thread for ended.
+            if reading.acquire(timeout=-1 if timeout is None else timeout):
+                reading.release()
+            if self._thread.is_alive():
+                self._thread.join(timeout)
 
     def restart(self) -> bool:
         """End the thread, forget what is ready or was raised; whether more may be read than handed out."""
-        if self._thread is None and self._raised is None and self.pid == forks.pid:
+        if self._thread is None and not self._over and self.pid == forks.pid:
             self._left = math.inf
             return False
         self.stop()
@@ -107,26 +118,38 @@ class _ReadAhead:
         return True
 
     def _wake(self) -> None:
-        self._wanted.put(None)
+        self._shared.wanted.put(None)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=self._shared, name="prefetch", daemon=True)
             self._thread.start()
 
-    def _run(self) -> None:
-        while not self._stopped:
-            self._wanted.get()
-            while self._ready.qsize() < self._depth and not (self._stopped or self._raised):
-                with self._reading:
-                    self._ready.put(self._next())
+    def _run(
+        self,
+        reading: threading.RLock,
+        ready: SimpleQueue[Batch | _Raised],
+        wanted: SimpleQueue[None],
+        stopped: threading.Event,
+    ) -> None:
+        while not stopped.is_set():
+            wanted.get()
+            while not (stopped.is_set() or self._over) and ready.qsize() < self._depth:
+                with reading:
+                    if not (stopped.is_set() or self._over):
+                        ready.put(self._next())
+        ready.put(_Raised(_closed(), None))  # to whoever waits while another thread closes
 
     def _next(self) -> Batch | _Raised:
-        """Read, unless that has failed before."""
-        if self._raised is None:
-            try:
-                return self._read()
-            except BaseException as error:
-                self._raised = _Raised(error, error.__traceback__)
-        return self._raised
+        try:
+            return self._read()
+        except BaseException as error:
+            self._over = True
+            return _Raised(error, error.__traceback__)
+
+
+def _let_go(reading: threading.RLock) -> None:
+    """Unlock what this thread still locks: a signal's handler may have raised right after, or closed."""
+    with contextlib.suppress(RuntimeError):
+        reading.release()
 
 
 class Prefetcher:
@@ -152,6 +175,8 @@ class Prefetcher:
         if self._ahead is not None:
             # Also at exit: a thread that is still copying while the interpreter goes down can crash it.
             weakref.finalize(self, self._ahead.stop, _CLOSE_TIMEOUT)
+        self._raised: _Raised | None = None
+        self._torn = False  # whether the loader may be at another place than the cursor and what is ready say
         self._closed = False
 
     @property
@@ -178,31 +203,32 @@ class Prefetcher:
     def next_batch(self) -> Batch:
         """The loader's next batch; StopIteration at the end of the epoch. Raises what the loader raises."""
         if self._closed:
-            raise RuntimeError("the loader is closed")
+            raise _closed()
         ahead = self._ahead
-        if ahead is not None and ahead.pid != forks.pid:
+        if self._torn or (ahead is not None and ahead.pid != forks.pid):
             self._rewind()
-        try:
-            batch = self._read() if ahead is None else ahead.get()
-        except KeyboardInterrupt:  # it may have come in the middle of anything
-            if ahead is not None:
-                ahead.restart()
-            self._loader.load_state_dict(self._cursor)
-            raise
-        self._cursor = dict(batch.cursor)
-        return batch
+        if self._raised is None:
+            try:
+                item = self._read() if ahead is None else ahead.get()
+                if not isinstance(item, _Raised):
+                    self._cursor = dict(item.cursor)
+                    return item
+                self._raised = item
+            except BaseException:
+                self._torn = True
+                raise
+        raised = self._raised
+        # An interrupt may have come in the middle of anything; it was no error of the loader.
+        self._torn = isinstance(raised.error, KeyboardInterrupt)
+        raise raised.error.with_traceback(raised.traceback)
 
     def reset(self) -> None:
         """Back to position 0 of the same epoch."""
-        self._rewind()
-        self._loader.reset()
-        self._cursor = self._loader.state_dict()
+        self._move(self._loader.reset)
 
     def start_epoch(self, epoch: int) -> None:
         """To position 0 of `epoch`."""
-        self._rewind()
-        self._loader.start_epoch(epoch)
-        self._cursor = self._loader.state_dict()
+        self._move(partial(self._loader.start_epoch, epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of the last batch handed out."""
@@ -214,9 +240,7 @@ class Prefetcher:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at `state`; what was read ahead is dropped."""
-        self._rewind()
-        self._loader.load_state_dict(state)
-        self._cursor = self._loader.state_dict()
+        self._move(partial(self._loader.load_state_dict, state))
 
     def close(self) -> None:
         """Stop the thread, whatever it waits for. The cursor can still be read, batches can not."""
@@ -230,10 +254,24 @@ class Prefetcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _move(self, go: Callable[[], None]) -> None:
+        self._rewind()
+        self._torn = True
+        go()
+        self._cursor = self._loader.state_dict()
+        self._torn = False
+
     def _rewind(self) -> None:
-        """Take the loader back to what was handed out, so that a refused call skips nothing."""
-        if self._ahead is not None and self._ahead.restart():
+        """Take the loader back to what was handed out: a refused or interrupted call skips nothing."""
+        torn, self._torn = self._torn, True
+        if (self._ahead is not None and self._ahead.restart()) or torn:
             self._loader.load_state_dict(self._cursor)
+        self._raised = None
+        self._torn = False
+
+
+def _closed() -> RuntimeError:
+    return RuntimeError("the loader is closed")
 
 
 def _pinned(loader: Loader) -> Batch:

@@ -12,8 +12,10 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -212,6 +214,18 @@ def test_a_loader_that_is_dropped_without_close_takes_its_thread_along(store: To
     assert len(_threads()) == before
 
 
+@any_way
+def test_one_that_is_dropped_after_the_end_does_so_too(store: TokenStore) -> None:
+    before = len(_threads())
+    loader = Prefetcher(TokenDataLoader(store, 2, 3), 2)
+    _drain(loader)
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+    assert len(_threads()) == before
+
+
 @read_ahead
 def test_nothing_is_read_and_no_thread_started_before_the_first_batch(store: TokenStore) -> None:
     before = len(_threads())
@@ -278,10 +292,10 @@ def test_a_read_in_progress_is_waited_for_and_not_done_twice(store: TokenStore) 
 
 
 class _SlowToLetGo:
-    """A lock that a thread other than the main one keeps a while longer than it means to."""
+    """A lock that the thread keeps a while longer than it means to."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.acquire, self.release = self._lock.acquire, self._lock.release
 
     def __enter__(self) -> None:
@@ -292,15 +306,78 @@ class _SlowToLetGo:
         self._lock.release()
 
 
+def _slow_to_let_go(loader: Prefetcher) -> None:
+    ahead = loader._ahead
+    assert ahead is not None
+    ahead._shared = ahead._shared._replace(reading=_SlowToLetGo())  # type: ignore[arg-type]
+
+
 @read_ahead
 def test_the_end_is_heard_again_while_the_thread_still_holds_its_lock(store: TokenStore) -> None:
     with Prefetcher(TokenDataLoader(store, 2, 3), 1) as loader:
-        assert loader._ahead is not None
-        loader._ahead._reading = _SlowToLetGo()  # type: ignore[assignment]
+        _slow_to_let_go(loader)
         _drain(loader)
         for _ in range(2):
             with pytest.raises(StopIteration):
                 loader.next_batch()
+
+
+@read_ahead
+def test_one_who_waits_while_another_thread_closes_is_told(store: TokenStore) -> None:
+    loader = Prefetcher(TokenDataLoader(store, 2, 3), 1)
+    _slow_to_let_go(loader)
+    loader.next_batch()
+    ended: list[Exception] = []
+
+    def ask() -> None:
+        loader.next_batch()
+        threading.Timer(0.01, loader.close).start()
+        try:
+            _drain(loader)
+        except RuntimeError as error:
+            ended.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(30)
+    assert [str(error) for error in ended] == ["the loader is closed"]
+
+
+@any_way
+@pytest.mark.parametrize("move", [Prefetcher.next_batch, Prefetcher.reset])
+def test_an_interrupt_skips_and_repeats_nothing_wherever_it_comes(
+    store: TokenStore, move: Callable[[Prefetcher], object]
+) -> None:
+    plain = _drain(TokenDataLoader(store, 2, 3))
+    before = sys.gettrace()
+    for place in range(10_000):
+        loader = Prefetcher(TokenDataLoader(store, 2, 3), 2)
+        loader.next_batch()
+        left = iter(range(place))
+
+        def trace(frame: FrameType, event: str, _: object, left: Iterator[int] = left) -> Any:
+            if frame.f_code.co_filename != prefetch.__file__:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode" and next(left, None) is None:
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            move(loader)
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            interrupted = False
+        finally:
+            sys.settrace(before)
+        first = loader.position // 6
+        assert first in (0, 1, 2)
+        assert _same([loader.next_batch() for _ in range(4)], plain[first : first + 4]), place
+        loader.close()
+        if not interrupted:
+            return
 
 
 @any_way
