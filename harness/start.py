@@ -70,7 +70,8 @@ def settle(
     if saved is not None:
         changes = resume.check_settings(saved, config)
         branch.check_directory(saved, path, changes.accepted)
-        if completion.is_complete(config, path, saved):
+        # Rank 0's word: other hosts may have the checkpoint alone of the run's directory.
+        if meeting.agree("complete", ranks.leads and completion.is_complete(config, path, saved)):
             return None
         branch.check_budget(saved, path, completion.budget_of(config, saved))
         resume_data.check_place(saved, config)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.distributed.peers import Peers
 from harness.distributed.ranks import ALONE, TIMEOUT_S, Ranks
-from harness.errors import EXIT_USER, FailedAlike, PeerFailed
+from harness.errors import EXIT_STOPPED, EXIT_USER, FailedAlike, PeerFailed
 from harness.preemption import Stopped
 from harness.run_files import failure
 
@@ -170,6 +170,8 @@ class RanksMeeting(Meeting):
             if not isinstance(error, PeerFailed):
                 self.peers.explain(error)
             elif error.fields:
+                if failure.exit_code(error) != EXIT_STOPPED:  # which nobody says
+                    self._wait(["said"], LEAVE_S)  # or the launcher would end who is to say it
                 return False
             code = failure.exit_code(error)
             if code == EXIT_USER or failure.reason_of(error) == "diverged":
@@ -205,8 +207,8 @@ class RanksMeeting(Meeting):
             first = self.peers.first_rank()
             if first == self.ranks.rank:
                 self._wait(self._of_all("heard"), LEAVE_S)
-            if first not in (None, 0) and not self.ranks.leads:
-                time.sleep(2 * _LOOK_S)  # for rank 0 to turn to what follows from it
+            if first is not None:
+                time.sleep(2 * _LOOK_S)  # for the first to print it, and rank 0 to turn to what follows
         with self.holding():
             while self._leader_is_busy():
                 time.sleep(_LOOK_S)

@@ -136,6 +136,18 @@ def test_what_all_ranks_refuse_is_said_by_rank_0(two: list[RanksMeeting], error:
     assert side_by_side(lambda: second.is_to_say(error), lambda: first.is_to_say(error)) == [False, True]
 
 
+def test_a_rank_that_only_hears_of_a_refusal_ends_after_it_is_said(two: list[RanksMeeting]) -> None:
+    first, second = two
+
+    def hears() -> tuple[bool, bool]:
+        with pytest.raises(PeerFailed) as heard:
+            first.gather("x")
+        return first.is_to_say(heard.value), first.store.check(["said"])
+
+    said = side_by_side(lambda: second.is_to_say(UserError("on rank 1 alone")), hears)
+    assert said == [True, (False, True)]
+
+
 def test_a_rank_that_is_stopped_before_the_loop_stops_all(two: list[RanksMeeting]) -> None:
     first, second = two
     waits, _ = side_by_side(lambda: first.gather("x"), lambda: second.leave(Stopped(EXIT_STOPPED)))

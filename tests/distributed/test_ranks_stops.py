@@ -23,7 +23,7 @@ from harness.distributed.ranks import Ranks
 from harness.launch import Outcome, launch
 from harness.model import GPT
 from harness.preemption import StopRequest
-from harness.run_files import incidents
+from harness.run_files import incidents, run_dir
 from harness.tracking import NoTracker
 from harness.training import trainer
 from harness.training.evaluation import Evaluation
@@ -197,3 +197,17 @@ def test_a_number_that_goes_wrong_on_one_rank_is_judged_by_all(tmp_path: Path, o
     else:
         assert not any(answers.errors), answers.errors
         assert [row.get("skipped", False) for row in train_rows(path)] == [False] * 6 + [True, False]
+
+
+def without_what_rank_0_alone_writes() -> None:
+    if is_rank_1():
+        run_dir.read_status = lambda path: {}
+
+
+def test_a_run_that_is_complete_where_rank_0_runs_is_complete_for_all(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(tiny_config(data), path)
+    config = tiny_config(data, resume=str(path))
+    first, second = train_side_by_side(2, config, path, without_what_rank_0_alone_writes).values
+    assert first == second
+    assert first["step"] == tiny_config(data).trainer.max_steps
