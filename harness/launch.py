@@ -88,7 +88,8 @@ def _launch(
             return _follow(plan, learner, memory, stop, meeting)
         path.mkdir(parents=True, exist_ok=True)
         with admission.locked(path):
-            admission.check(config, path, found, again=again)  # once more: another start may have come first
+            # Once more: another start may have come first.
+            admission.check(config, path, found, again=again, held=True)
             meeting.gather("ready")
             return _execute(plan, learner, memory, composed, stop, meeting)
 

@@ -20,10 +20,10 @@ except ImportError:  # no such locks here: two processes in one directory go unn
     fcntl = None  # type: ignore[assignment]
 
 
-def check(config: TrainConfig, path: Path, found: Found, *, again: bool = False) -> None:
+def check(config: TrainConfig, path: Path, found: Found, *, again: bool = False, held: bool = False) -> None:
     """Raise `UserError` where a run that begins at what was found may not write into `path`.
 
-    `again`: it is the run of `path` that its launcher starts again.
+    `again`: it is the run of `path` that its launcher starts again. `held`: this process has it `locked`.
     """
     saved = found.saved
     if saved is not None and saved.run_dir == path:
@@ -56,6 +56,9 @@ def check(config: TrainConfig, path: Path, found: Found, *, again: bool = False)
             f"{shown(path)} has checkpoints without their index, {', '.join(begun)}: starting again would "
             "lose them. Put their checkpoint.json back, or move them away."
         )
+    if not held:
+        with locked(path):
+            pass  # nobody writes into it now: what it holds is another run
     newest_step = f"step {steps[-1]}" if steps else "none"
     go_on = f"Go on with it: {command('train', f'resume={shown(path)}')}; or start" if steps else "Start"
     raise UserError(

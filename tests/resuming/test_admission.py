@@ -52,6 +52,13 @@ def test_of_two_fresh_starts_the_later_one_is_refused(data: Path, tmp_path: Path
         assert not any((tmp_path / "run").iterdir())
 
 
+def test_a_fresh_start_into_a_run_that_lives_names_its_process(data: Path, finished: Path) -> None:
+    with admission.locked(finished), pytest.raises(UserError, match=r"another process is writing .*pid"):
+        run(tiny_config(data), finished)
+    with pytest.raises(UserError, match="already holds a run"):
+        run(tiny_config(data), finished)
+
+
 def test_auto_does_not_start_again_over_checkpoints_that_lost_their_index(data: Path, finished: Path) -> None:
     for index in finished.glob("checkpoints/*/checkpoint.json"):
         index.unlink()
