@@ -73,19 +73,17 @@ class _ReadAhead:
     def get(self) -> Batch | _Raised:
         """The next batch in order, or the loader's exception; nothing may be asked for after that."""
         asked = perf_counter()
-        reading, ready, *_ = self._shared
         if self._thread is None:
             item = self._next()
-        elif reading.acquire(blocking=False):
+        elif self._shared.reading.acquire(blocking=False):
             try:
-                item = self._next() if ready.empty() else ready.get()
+                item = self._next() if self._shared.ready.empty() else self._shared.ready.get()
             finally:
-                _let_go(reading)
+                _let_go(self._shared.reading)
         else:
-            item = ready.get()
+            item = self._shared.ready.get()
         now = perf_counter()
-        long = asked - self._left > _STEP or (self._left == math.inf and now - asked > _WAITED)
-        if long and not self._over:
+        if asked - self._left > _STEP or (self._left == math.inf and now - asked > _WAITED):
             self._wake()
         self._left = now
         return item
@@ -118,6 +116,8 @@ class _ReadAhead:
         return True
 
     def _wake(self) -> None:
+        if self._over:
+            return
         self._shared.wanted.put(None)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=self._shared, name="prefetch", daemon=True)
