@@ -36,13 +36,14 @@ class _Raised(NamedTuple):
     traceback: TracebackType | None
 
 
-class _Shared(NamedTuple):
+class _Shared:
     """What the thread shares with whoever asks; after a restart there is another, unknown to it."""
 
-    reading: threading.RLock  # which knows its owner
-    ready: SimpleQueue[Batch | _Raised]
-    wanted: SimpleQueue[None]
-    stopped: threading.Event
+    def __init__(self) -> None:
+        self.reading = threading.RLock()  # which knows its owner
+        self.ready: SimpleQueue[Batch | _Raised] = SimpleQueue()
+        self.wanted: SimpleQueue[None] = SimpleQueue()
+        self.stopped = False  # no `Event`: an interrupt can leave one locked
 
 
 class _ReadAhead:
@@ -64,7 +65,7 @@ class _ReadAhead:
         self._begin()
 
     def _begin(self) -> None:
-        self._shared = _Shared(threading.RLock(), SimpleQueue(), SimpleQueue(), threading.Event())
+        self._shared = _Shared()
         self._over = False  # the last item was read
         self._left = math.inf  # when the last batch was handed out
         self._thread: threading.Thread | None = None
@@ -95,9 +96,9 @@ class _ReadAhead:
         """
         if self._thread is None or self.pid != forks.pid:
             return
-        reading, _, wanted, stopped = self._shared
-        stopped.set()
-        wanted.put(None)
+        reading = self._shared.reading
+        self._shared.stopped = True
+        self._shared.wanted.put(None)
         if self._thread is not threading.current_thread():
             _let_go(reading)
             # `join` alone would not do: one that was interrupted takes the thread for ended.
@@ -120,23 +121,19 @@ class _ReadAhead:
             return
         self._shared.wanted.put(None)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=self._shared, name="prefetch", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(self._shared,), name="prefetch", daemon=True
+            )
             self._thread.start()
 
-    def _run(
-        self,
-        reading: threading.RLock,
-        ready: SimpleQueue[Batch | _Raised],
-        wanted: SimpleQueue[None],
-        stopped: threading.Event,
-    ) -> None:
-        while not stopped.is_set():
-            wanted.get()
-            while not (stopped.is_set() or self._over) and ready.qsize() < self._depth:
-                with reading:
-                    if not (stopped.is_set() or self._over):
-                        ready.put(self._next())
-        ready.put(_Raised(_closed(), None))  # to whoever waits while another thread closes
+    def _run(self, shared: _Shared) -> None:
+        while not shared.stopped:
+            shared.wanted.get()
+            while not (shared.stopped or self._over) and shared.ready.qsize() < self._depth:
+                with shared.reading:
+                    if not (shared.stopped or self._over):
+                        shared.ready.put(self._next())
+        shared.ready.put(_Raised(_closed(), None))  # to whoever waits while another thread closes
 
     def _next(self) -> Batch | _Raised:
         try:

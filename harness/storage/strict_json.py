@@ -16,6 +16,8 @@ _SLIP = 0.8
 
 def parse_json(text: str) -> Any:
     """Parse `text`; raise ValueError on duplicate keys, NaN, infinities and anything that is not JSON."""
+    if text.startswith("\ufeff"):
+        raise ValueError("it begins with a byte order mark, which is not JSON: save it as UTF-8 without one")
     try:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:

@@ -309,7 +309,7 @@ class _SlowToLetGo:
 def _slow_to_let_go(loader: Prefetcher) -> None:
     ahead = loader._ahead
     assert ahead is not None
-    ahead._shared = ahead._shared._replace(reading=_SlowToLetGo())  # type: ignore[arg-type]
+    ahead._shared.reading = _SlowToLetGo()  # type: ignore[assignment]
 
 
 @read_ahead

@@ -147,6 +147,7 @@ BROKEN_TEXTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "not JSON": (lambda text: b"format_version: 2", "not JSON"),
     "not an object": (lambda text: b"[2]", "the whole file is a list of 1, expected an object"),
     "not UTF-8": (lambda text: b'{"\xff": 1}', "not UTF-8"),
+    "byte order mark": (lambda text: b"\xef\xbb\xbf" + text, "byte order mark"),
     "duplicate key": (
         lambda text: text.replace(b'"format_version": 2', b'"format_version": 2, "format_version": 3'),
         "'format_version' occurs twice, with 2 and 3",
