@@ -96,6 +96,9 @@ def _allocated(tensors: dict[_Key, Tensor], *, pinned: bool) -> dict[_Key, Tenso
     chunks = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned).numpy() for size in sizes]
     memory = {}
     for (key, tensor), (chunk, start) in zip(tensors.items(), places, strict=True):
+        if not tensor.nbytes:  # nowhere: at the place of another tensor torch.save refuses its dtype
+            memory[key] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            continue
         part = torch.from_numpy(chunks[chunk][start : start + tensor.nbytes])
         memory[key] = part.view(tensor.dtype).view(tensor.shape)
     return memory

@@ -24,13 +24,14 @@ from harness.checkpoints.checkpoint_writer import Cancelled
 from harness.checkpoints.host_copy import HostCopy, tensor_bytes
 from harness.commandline.commands import command, shown
 from harness.config import CheckpointConfig
+from harness.distributed.meeting import STALL_S
 from harness.errors import RunFailed, UserError
 from harness.files import write_atomic
 
 log = logging.getLogger("harness")
 
-STALL_S = 60.0  # without a block written, until a run that ends in an error gives up the save under way,
-GIVE_UP_S = 1.0  # and then for its thread to notice; the last fsync of a large file may take most of it
+# After STALL_S without a block written a run that ends in an error gives up the save under way, and this is
+GIVE_UP_S = 1.0  # for its thread to notice; the last fsync of a large file may take most of it
 _BEAT_S = 1.0
 _LOOK_S = 0.1
 
@@ -44,7 +45,8 @@ class Saver:
 
     `last_saved` is the newest step that is on disk. `beat` is called every now and then by the thread that
     waits here, as long as the writing gets on. `seconds` is what the slowest save so far took, from the call
-    to the disk; None before there was one. `holding` is around all that must not be cut off.
+    to the disk; None before there was one. `holding` is around all that must not be cut off; it is given what
+    changes as long as that gets on.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Saver:
         run_dir: Path,
         config: CheckpointConfig,
         beat: Callable[[], object] = lambda: None,
-        holding: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        holding: Callable[..., AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.last_saved = max(complete_steps(run_dir), default=None)
         self.seconds: float | None = None
@@ -105,8 +107,11 @@ class Saver:
             self._failure, self.last_saved = "", step
             return
         self._begun = time.monotonic()
-        with self._holding():
+        with self._held():
             self._begin(parts, before)
+
+    def _held(self) -> AbstractContextManager[object]:
+        return self._holding(lambda: self._blocks)
 
     def _begin(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
         """Write here, or have a copy written by a thread."""
@@ -186,7 +191,7 @@ class Saver:
     def _write(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
         trainer = parts["trainer"]
         try:
-            with self._holding():
+            with self._held():
                 before()
                 path = checkpoint_writer.write(self._run_dir, **parts, between=self._between)
         except Cancelled:

@@ -44,7 +44,7 @@ class ShardedSaver(Saver):
         config: CheckpointConfig,
         ranks: Ranks,
         beat: Callable[[], object] = lambda: None,
-        holding: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        holding: Callable[..., AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         super().__init__(run_dir, config, beat, holding)
         self._ranks, self._has_written = ranks, False
@@ -138,7 +138,7 @@ class ShardedSaver(Saver):
         target = step_dir(self._run_dir, trainer["step"])
         try:
             if ranks.leads:
-                with self._holding():
+                with self._held():
                     before()
                     entries = shard_writer.write_own(target, **parts, between=self._between)
                 self._has_written = True
@@ -147,7 +147,7 @@ class ShardedSaver(Saver):
                 )
                 self._saved(target, trainer)
             else:
-                with self._holding():
+                with self._held():
                     shard_writer.write_part(
                         target, parts["tensors"], ranks.rank, ranks.size, trainer["step"], self._between
                     )

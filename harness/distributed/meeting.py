@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 LEAVE_S = 3.0  # for the others to hear of a failure, before its rank ends and the launcher ends them
 GRACE_S = 8.0  # for a main thread to end once another rank has failed, and what it holds is done
-HOLD_S = TIMEOUT_S  # for all that a rank holds then
+HOLD_S = TIMEOUT_S  # for all that a rank holds then,
+STALL_S = 60.0  # and for it to move at all
 _LEADER_S = 1.0  # for rank 0 to say what this rank would, and maybe more of it
 _LOOK_S = 0.2
 JOB = "harness/job"  # what the store keeps of the job, whichever start of it
@@ -70,11 +72,12 @@ class Meeting:
         yield True
 
     @contextlib.contextmanager
-    def holding(self) -> Iterator[None]:
+    def holding(self, moves: Callable[[], object] | None = None) -> Iterator[None]:
         """What is done inside is not cut off by the failure of another rank; for any thread.
 
         What rank 0 does there the other ranks wait for before they end, for a launcher ends all others soon
-        after the first.
+        after the first. `moves` gives another value as long as that gets on: what stands still for `STALL_S`
+        is waited for no more.
         """
         yield
 
@@ -99,6 +102,21 @@ class Meeting:
         return error
 
 
+@dataclass(eq=False)
+class _Hold:
+    """Something that is held; see `Meeting.holding`."""
+
+    moves: Callable[[], object] | None
+    _seen: object = None
+    _since: float = field(default_factory=time.monotonic)
+
+    def gets_on(self) -> bool:
+        """Whether it has moved of late, as far as can be told."""
+        if self.moves is not None and (seen := self.moves()) != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+        return self.moves is None or time.monotonic() - self._since < STALL_S
+
+
 class RanksMeeting(Meeting):
     """The same where a launcher started this process, maybe with others.
 
@@ -113,7 +131,8 @@ class RanksMeeting(Meeting):
         self.earlier = Path(job["path"]) if "path" in job else None
         self.ended = job.get("ended")
         self._counts: dict[str, int] = {}
-        self._holds, self._ends, self._lock = 0, False, threading.Lock()
+        self._holds: list[_Hold] = []
+        self._ends, self._lock = False, threading.RLock()
         self._beats, self._beat, self._beat_at = 0, b"", time.monotonic()
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -149,14 +168,15 @@ class RanksMeeting(Meeting):
             self.store.set(key, "done")
 
     @contextlib.contextmanager
-    def holding(self) -> Iterator[None]:
+    def holding(self, moves: Callable[[], object] | None = None) -> Iterator[None]:
+        hold = _Hold(moves)
         with self._lock:
-            self._holds += 1
+            self._holds.append(hold)
         try:
             yield
         finally:
             with self._lock:
-                self._holds -= 1
+                self._holds.remove(hold)
 
     def keep(self, path: Path) -> None:
         if self.ranks.leads:
@@ -254,7 +274,7 @@ class RanksMeeting(Meeting):
             with contextlib.suppress(RuntimeError):
                 self._say_alive()
             now = time.monotonic()
-            if self._holds and now - heard < HOLD_S:
+            if self._is_held() and now - heard < HOLD_S:
                 free = now
                 if now - heard >= GRACE_S:  # a launcher may not have the patience
                     self.record(self.failed)
@@ -267,8 +287,13 @@ class RanksMeeting(Meeting):
         """Of rank 0, for the others: that it lives, and whether it is busy with what must not be cut off."""
         if self.ranks.leads:
             with self._lock:
+                is_busy = self._is_held() or self._ends
                 self._beats += 1
-                self.store.set("alive", f"{self._beats} {'busy' if self._holds or self._ends else 'free'}")
+                self.store.set("alive", f"{self._beats} {'busy' if is_busy else 'free'}")
+
+    def _is_held(self) -> bool:
+        with self._lock:
+            return True in [hold.gets_on() for hold in self._holds]  # each is looked at
 
     def _leader_lives(self) -> bool:
         """Whether another rank 0 than this one has said so of late."""

@@ -52,6 +52,14 @@ def test_each_copy_is_written_without_its_neighbours() -> None:
     assert tensor_bytes(copy) == 404_000
 
 
+def test_copies_of_nothing_are_written_whatever_their_dtypes() -> None:
+    empty = [torch.empty(0), torch.empty(0, dtype=torch.int64), torch.ones(2)]
+    file = io.BytesIO()
+    torch.save(HostCopy().take(empty), file)
+    file.seek(0)
+    assert alike(torch.load(file), empty)
+
+
 @pytest.mark.parametrize("embedding", [50_257 * 1600 * 4, 2**26 + 4, 5000])
 def test_pinned_memory_is_hardly_more_than_what_is_copied(embedding: int) -> None:
     """Of a model whose tensors are all a bit more than a power of two, and its optimizer's two moments."""

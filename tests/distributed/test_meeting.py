@@ -148,6 +148,29 @@ def test_a_rank_that_only_hears_of_a_refusal_ends_after_it_is_said(two: list[Ran
     assert said == [True, (False, True)]
 
 
+@pytest.mark.parametrize("gets_on", [True, False])
+def test_what_rank_0_holds_is_waited_for_as_long_as_it_gets_on(
+    two: list[RanksMeeting], monkeypatch: pytest.MonkeyPatch, gets_on: bool
+) -> None:
+    monkeypatch.setattr("harness.distributed.meeting.STALL_S", 1.0)
+    first, second = two
+    over = threading.Event()
+
+    def hold() -> None:
+        with first.holding(time.monotonic if gets_on else lambda: "block 3"):
+            over.wait(3)
+
+    def fail() -> bool:
+        second.leave(RunFailed("boom"))
+        return over.is_set()
+
+    def end() -> None:
+        time.sleep(3)
+        over.set()
+
+    assert side_by_side(hold, end, fail)[2] == gets_on
+
+
 def test_a_rank_that_is_stopped_before_the_loop_stops_all(two: list[RanksMeeting]) -> None:
     first, second = two
     waits, _ = side_by_side(lambda: first.gather("x"), lambda: second.leave(Stopped(EXIT_STOPPED)))
