@@ -34,6 +34,7 @@ log = logging.getLogger("harness")
 GIVE_UP_S = 1.0  # for its thread to notice; the last fsync of a large file may take most of it
 _BEAT_S = 1.0
 _LOOK_S = 0.1
+_SAY_S = 2.0  # of waiting, after which it is said
 
 
 class Saver:
@@ -153,11 +154,19 @@ class Saver:
 
     def _gets_done(self) -> bool:
         """Wait for the save under way, unless it stands still; whether it is done."""
-        blocks, since = self._blocks, time.monotonic()
+        begun = since = time.monotonic()
+        blocks, said = self._blocks, False
         while not self._idle.wait(_LOOK_S):
+            now = time.monotonic()
+            if not said and now - begun >= _SAY_S:
+                said = True
+                log.info(
+                    "waiting for the checkpoint that is being written to %s, as long as it gets on; Ctrl-C "
+                    "twice leaves without it", shown(checkpoints_dir(self._run_dir)),
+                )  # fmt: skip
             if self._blocks != blocks:
-                blocks, since = self._blocks, time.monotonic()
-            elif time.monotonic() - since >= self._patience():
+                blocks, since = self._blocks, now
+            elif now - since >= self._patience():
                 return False
         return True
 

@@ -182,12 +182,15 @@ class Slow(Saver):
 
 
 def test_closing_finishes_what_gets_on_however_long_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("harness.checkpoints.saving.STALL_S", 1.0)
+    monkeypatch.setattr("harness.checkpoints.saving._SAY_S", 0.5)
     saver = Slow(tmp_path, CheckpointConfig())
     saver.save(parts(1))
-    saver.close()
+    with caplog.at_level("INFO"):
+        saver.close()
+    assert caplog.text.count("waiting for the checkpoint that is being written") == 1
     assert saver._blocks * 0.02 > 1.0
     assert checkpoint.complete_steps(tmp_path) == [saver.last_saved] == [1]
 
