@@ -57,6 +57,7 @@ def task(folder: Path, module: str, reader: str) -> Task:
     return Task(Peer("one", module, reader, orders=(IN_ORDER,)), IN_ORDER, folder, 0.001, folder / "log.txt")
 
 
+@pytest.mark.heavy
 def test_a_way_that_resumes_elsewhere_is_not_called_exact(folder: Path) -> None:
     right, wrong = measure(task(folder, "plain", "Memmap")), measure(task(folder, "wrong", "Forgetful"))
     assert (right["exact"], wrong["exact"]) == (True, False)
