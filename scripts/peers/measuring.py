@@ -21,8 +21,8 @@ from peers.forks import in_fork
 from peers.own_pages import own_pages
 from peers.table import IN_ORDER, Peer
 
-STARTS = 3
-RESUMES = 3
+STARTS = 9
+RESUMES = 9  # as far as they fit into 5 s
 WINDOWS = 5
 COMPARED = 3  # batches behind a resume
 

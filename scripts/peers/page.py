@@ -9,13 +9,13 @@ _COUNTED = """\
 * **Mtok/s, of the floor**: {windows} windows of {window_seconds:g} s, each behind one of the floor in the
   same process: the same tokens in RAM, copied in order, or gathered at random places, into one int64
   array. The medians of the speeds and of the ratios.
-* **first batch**: from nothing open to a batch, imports apart; the median of three processes. Each is a
+* **first batch**: from nothing open to a batch, imports apart; the median of {starts} processes. Each is a
   fork that has its memory to itself before it begins, as a new process has: else every Python object that
   is touched would copy a page, which takes more than half of the time of a bare np.memmap.
 * **resume, new process**: from nothing open and a saved state to the batch at 90 % of an epoch, imports
-  apart. **resume, open**: the same where the library's objects are there already; a dash where that comes to
-  another batch. What has no state of its own goes on from a number that one's own code would keep (*), if
-  need be by reading the epoch again.
+  apart; the median of {resumes} processes, or of as many as 5 s allow. **resume, open**: the same where the
+  library's objects are there already; a dash where that comes to another batch. What has no state of its own
+  goes on from a number that one's own code would keep (*), if need be by reading the epoch again.
 * **memory**: anonymous memory of the process over that of one which has imported torch, at most; in
   brackets what of it the library's imports take. **children**: memory of its worker processes that goes
   when they end, shared pages apart.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from peers import BATCH_SIZE, SEQ_LEN
-from peers.measuring import WINDOWS
+from peers.measuring import RESUMES, STARTS, WINDOWS
 from peers.table import IN_ORDER, OURS, SHUFFLED, Peer
 
 Row = dict[str, Any]
@@ -69,6 +69,8 @@ def described(rows: list[Row], peers: list[Peer], folder: Path, tokens: int, sec
         "seq_len": SEQ_LEN,
         "windows": WINDOWS,
         "window_seconds": seconds,
+        "starts": STARTS,
+        "resumes": RESUMES,
         "machine": _machine(folder),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "not_installed": sorted({peer.package for peer in peers if peer.version is None}),

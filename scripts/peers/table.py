@@ -58,6 +58,7 @@ PEERS = (
     Peer("this project, hdf5", "ours", "Loader", {"storage": "hdf5", "prefetch": 2}),
     Peer("this project, hdf5, prefetch=0", "ours", "Loader", {"storage": "hdf5", "prefetch": 0}),
     Peer("bare np.memmap", "plain", "Memmap", orders=(IN_ORDER,), own_state=False),
+    Peer("np.memmap with a digest", "plain", "NamedMemmap", orders=(IN_ORDER,)),
     Peer("nanoGPT's way", "plain", "NanoGPT", orders=(SHUFFLED,), own_state=False),
     Peer("h5py slices", "h5py_slices", "Slices", package="h5py", own_state=False),
     *_with_workers("torch DataLoader", "plain", "TorchLoader", own_state=False),
