@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_loop import compose_config, harness_block
-from bench_parts import CPU, VOCAB_SIZE, console, machine, median_interval, write_random_set
+from bench_parts import CPU, VOCAB_SIZE, console, machine, measured_where, median_interval, write_random_set
 
 from harness.auditing.audit import audit
 from harness.auditing.data_chain import DataChain, batch_digest
@@ -189,11 +189,7 @@ def _read_seconds(record: Any, steps: int, threads: int) -> float:
 
 def report(result: dict[str, Any]) -> None:
     """Print the figures for people."""
-    where = result["machine"]
-    print(
-        f"{where['cpu']}, {where['cpus']} CPUs, torch {where['torch']}, {where['threads']} threads, load "
-        f"average {result['load_average'][0]:.1f} before and {result['load_average'][1]:.1f} after"
-    )
+    print(measured_where(result))
     for line in result["steps"]:
         print(
             f"{line['name']:<14} {line['batch'][0]} x {line['batch'][1]}: step {line['step_ms']:.2f} ms, "

@@ -43,6 +43,7 @@ from bench_parts import (
     BlockClock,
     console,
     machine,
+    measured_where,
     median_interval,
     write_random_set,
 )
@@ -241,12 +242,8 @@ def main() -> None:
 
 def report(result: dict[str, Any]) -> None:
     """Print the figures for people."""
-    where, (low, high) = result["machine"], result["interval"]
-    print(
-        f"{where['cpu']}, {where['cpus']} CPUs, {where['platform']}, Python {where['python']}, "
-        f"torch {where['torch']}, {where['threads']} threads, "
-        f"load average {result['load_average'][0]:.1f} before and {result['load_average'][1]:.1f} after"
-    )
+    low, high = result["interval"]
+    print(measured_where(result))
     print(
         f"model {result['model']}, {result['batch_size']} x {result['seq_len']} tokens a step, "
         f"{result['pairs']} pairs of blocks of {result['steps']} steps, "

@@ -117,3 +117,13 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
+
+
+def measured_where(result: dict[str, Any]) -> str:
+    """One line for people on a result's `machine`, with its `load_average` before and after."""
+    where, (before, after) = result["machine"], result["load_average"]
+    return (
+        f"{where['cpu']}, {where['cpus']} CPUs, {where['platform']}, Python {where['python']}, "
+        f"torch {where['torch']}, {where['threads']} threads, "
+        f"load average {before:.1f} before and {after:.1f} after"
+    )

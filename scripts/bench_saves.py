@@ -29,7 +29,7 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_parts import CPU, VOCAB_SIZE, BlockClock, machine, write_random_set
+from bench_parts import CPU, VOCAB_SIZE, BlockClock, machine, measured_where, write_random_set
 
 from harness.build import assemble, build_learner
 from harness.checkpoints.host_copy import tensor_bytes
@@ -174,12 +174,7 @@ def main() -> None:
 
 def report(result: dict[str, Any]) -> None:
     """Print the table."""
-    where = result["machine"]
-    print(
-        f"{where['cpu']}, {where['cpus']} CPUs, {where['platform']}, Python {where['python']}, "
-        f"torch {where['torch']}, {where['threads']} threads, "
-        f"load average {result['load_average'][0]:.1f} before and {result['load_average'][1]:.1f} after"
-    )
+    print(measured_where(result))
     print(
         f"{result['rounds']} rounds of {result['steps']} steps a block, a checkpoint of "
         f"{result['checkpoint_bytes'] / 1e6:.0f} MB at every step\n"

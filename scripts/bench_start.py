@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_parts import machine
+from bench_parts import machine, measured_where
 
 from harness.files import write_json
 
@@ -179,11 +179,8 @@ def _median(values: list[int | None]) -> float | None:
 
 def report(result: dict[str, Any]) -> None:
     """Print the figures for people."""
-    where, ways, found = result["machine"], result["ways"], result["imports"]
-    print(
-        f"{where['cpu']}, {where['cpus']} CPUs, Python {where['python']}, torch {where['torch']}, "
-        f"load average {result['load_average'][0]:.1f} before and {result['load_average'][1]:.1f} after"
-    )
+    ways, found = result["ways"], result["imports"]
+    print(measured_where(result))
     print(f"\n{'a process of':<26}{'seconds':>9}{'least':>8}{'RSS MB':>9}{'anonymous':>11}")
     for name, row in ways.items():
         sizes = ["-" if row[key] is None else f"{row[key] / 1e6:.0f}" for key in ("rss", "anonymous")]
