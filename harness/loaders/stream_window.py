@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +12,7 @@ import numpy as np
 from harness.errors import UserError
 from harness.loaders.permutation import Ids
 from harness.loaders.slow_storage import FIRST_SECONDS
-from harness.storage import TokenStore, read_ranges
+from harness.storage import TokenStore, forks, read_ranges
 from harness.storage.pool import Run, start_all
 
 WINDOW_TOKENS = 1 << 27
@@ -53,19 +52,15 @@ class StreamWindow:
         self._loaded: _Array = np.zeros(-(-tokens // BLOCK_TOKENS), np.bool_)
         self._begun: dict[int, Run] = {}
         self._all_begun = False
-        self._pid = os.getpid()
+        self._pid = forks.pid
 
     def read(self, start: int, starts: Ids, length: int, ahead: Callable[[], Ids]) -> _Array:
         """Rows of `length` tokens at `starts`, counted from the window's own `start`: owned `(n, length)`.
 
         `ahead` gives where the window's later rows begin, in their order.
         """
-        if self._pid != os.getpid():
-            self._begun, self._all_begun, self._pid = (
-                {},
-                False,
-                os.getpid(),
-            )  # the parent's reads are nobody's
+        if self._pid != forks.pid:  # the parent's reads are nobody's
+            self._begun, self._all_begun, self._pid = {}, False, forks.pid
         if start != self._start:
             self._turn_to(start)
         missing = self._missing(starts, length)
@@ -123,7 +118,11 @@ class StreamWindow:
                 self._begun[block] = self._begin(block)
         self._all_begun = True
         for block in blocks:
-            self._begun.pop(block).finish()
+            run = self._begun.pop(block)
+            try:
+                run.finish()
+            finally:
+                run.stop()  # what an interrupt left must not write into another window
 
     def _begin(self, block: int) -> Run:
         span = self._span(block)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import resource
+import signal
 import tempfile
+import threading
+import time
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -167,6 +171,33 @@ def test_only_blocks_that_are_touched_are_read_and_none_twice(
     last = resumed.next_batch()
     assert last.inputs.tolist() == rest[-1].inputs.tolist()
     assert len(recorded.take()) <= 4
+
+
+def test_an_interrupted_read_writes_nothing_into_the_next_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_window, "FIRST_SECONDS", -1.0)  # every storage is slow
+    monkeypatch.setattr(stream_window, "_READ_TOKENS", 4)  # several readers
+    store = _store(tmp_path, [21])
+    begun, inner = threading.Event(), store.read_into
+
+    def read_into(start: int, out: np.ndarray[Any, Any]) -> None:
+        if not begun.is_set():
+            begun.set()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)  # the first window's read goes on
+        inner(start, out)
+
+    monkeypatch.setattr(store, "read_into", read_into)
+    loader = BlockShuffleLoader(store, 2, 5, window_tokens=10)
+    with pytest.raises(KeyboardInterrupt):
+        loader.next_batch()
+    loader.load_state_dict(loader.state_dict() | {"position": 2})
+    first = loader.next_batch().inputs.tolist()
+    time.sleep(0.15)
+    loader.load_state_dict(loader.state_dict() | {"position": 2})
+    assert sorted(first) == sorted(loader.next_batch().inputs.tolist())
+    assert sorted(row[0] for row in first) == [10, 15]
 
 
 def test_a_set_of_one_window_is_read_once_for_all_epochs(
