@@ -118,7 +118,7 @@ class RowReader:
         parallel = self._mode.choose(count) if self._fixed is None else self._fixed
         begun = time.perf_counter()
         if parallel:
-            found = read_parallel(checked, ids, self._open_descriptors())
+            found = read_parallel(checked, ids, self.descriptors())
         else:
             found = [source.gather(ids) for source in checked]
         self._mode.record(parallel, count, time.perf_counter() - begun)
@@ -176,7 +176,8 @@ class RowReader:
         data = np.ndarray((rows, width), np.uint8, file.data, offset, (stride, 1))
         return Rows(file, offset, stride, data, source.dtype)
 
-    def _open_descriptors(self) -> Descriptors:
+    def descriptors(self) -> Descriptors:
+        """What positional reads go through, also those that are begun beside this reader."""
         if self._pid != os.getpid():
             # In a forked child the parent's lock may be held for ever.
             self._descriptors, self._pid = Descriptors(), os.getpid()

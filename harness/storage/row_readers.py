@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from harness.storage.chunk_cache import ChunkedRows
-from harness.storage.io import Descriptors
 from harness.storage.reading import Reading, begin_jobs
 from harness.storage.row_bytes import plan_reads
 from harness.storage.row_files import RowShard
@@ -41,7 +40,6 @@ class PlainRows:
         self._rows = RowTable([shard.rows for shard in shards], dtype, row_width, mmap=mmap)
         self._mask = RowTable([shard.mask for shard in shards], np.dtype(np.uint8), row_width, mmap=mmap)
         self._row_width = row_width
-        self._descriptors = Descriptors()
         self._lock = threading.Lock()  # a RowReader is for one thread at a time
 
     def read(self, ids: Array, width: int) -> tuple[Array, Array]:
@@ -58,7 +56,7 @@ class PlainRows:
     def begin(self, ids: Array, width: int, *, readers: bool) -> Reading[tuple[Array, Array]]:
         """As in `RowsReader`; always at positions, so that an error of the storage is an error."""
         sources = (self._rows.columns(0, width), self._mask.columns(0, width))
-        jobs, finish = plan_reads(sources, ids, self._descriptors)
+        jobs, finish = plan_reads(sources, ids, self._reader.descriptors())
 
         def rows_and_mask() -> tuple[Array, Array]:
             rows, mask = finish()

@@ -136,6 +136,15 @@ def test_rows_begun_now_and_asked_for_later_are_those_of_the_arrays(
             store.begin_rows([12], 4, readers=True)
 
 
+def test_both_ways_of_reading_rows_share_their_descriptors(tmp_path: Path) -> None:
+    store = _store(tmp_path, mmap=False)
+    store.read_rows([0, 11])
+    store.begin_rows([0, 11], 6, readers=True).result()
+    links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    files = [link.readlink() for link in links if link.is_symlink() and tmp_path in link.readlink().parents]
+    assert len(files) == len(set(files)) == 4
+
+
 def test_uint32_ids_are_read_back(tmp_path: Path, storage: dict[str, Any]) -> None:
     rows = np.array([[0, 70_000], [199_999, 65_536]], "<u4")
     folder = write_rows(
