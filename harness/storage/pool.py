@@ -31,13 +31,13 @@ def run_all(jobs: Sequence[Job], threads: int = WORKERS) -> None:
         run.stop()
 
 
-def start_all(jobs: Sequence[Job], threads: int = READERS) -> Run:
+def start_all(jobs: Sequence[Job]) -> Run:
     """Begin every job and return at once; `Run.finish` of the result waits for them.
 
     Runs are served in the order in which they were begun. Jobs must own what they write to.
     """
     run = Run(jobs)
-    run.begin(threads)
+    run.begin(READERS)
     return run
 
 
@@ -116,9 +116,9 @@ class _Pool:
     def grow(self, threads: int) -> None:
         """Have at least so many threads."""
         while self._threads < threads:
-            self._threads += 1
-            name = f"read-{self._threads - 1}"
+            name = f"read-{self._threads}"
             threading.Thread(target=_serve, args=(self.queue,), name=name, daemon=True).start()
+            self._threads += 1  # only now: one that is counted and is not there would be waited for
 
 
 _pool: _Pool | None = None

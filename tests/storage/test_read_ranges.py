@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.storage import read_ranges
-from harness.storage.pool import READERS, WORKERS, run_all
+from harness.storage.pool import READERS, WORKERS, _Pool, run_all
 
 
 @settings(max_examples=100, deadline=None)
@@ -191,6 +191,22 @@ def test_an_interrupt_leaves_no_copy_under_way() -> None:
         run_all([partial(job, index) for index in range(100)])
     assert sorted(begun) == sorted(ended), "a job was still running"
     assert len(begun) < 100, "jobs that had not begun were dropped"
+
+
+def test_a_thread_that_could_not_be_started_is_started_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    fresh, done = _Pool(), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            fresh.grow(1)
+    fresh.grow(1)
+    fresh.queue.put(done.set)
+    assert done.wait(10)
 
 
 def test_use_fork_and_use_again_in_the_child() -> None:
