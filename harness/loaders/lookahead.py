@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from harness.errors import UserError
 from harness.loaders.slow_storage import SlowStorage, Way, quick_seconds
+from harness.storage import forks
 from harness.storage.reading import Reading
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class LookAhead(Generic[T]):
 
     def drop(self) -> None:
         """Forget what was begun: another place is read next."""
-        if self._pid == os.getpid():
+        if self._pid == forks.pid:
             for begun in self._begun:
                 begun.reading.drop()
         self._begun.clear()
@@ -92,11 +92,11 @@ class LookAhead(Generic[T]):
 
     def _read_begun(self, source: Source[T], place: int) -> T:
         """As `read`, where the storage is slow or may be."""
-        if self._pid != os.getpid():
+        if self._pid != forks.pid:
             self._begun.clear()  # a parent's jobs are nobody's here
             if self._pid is None:
                 self._probe_first(source, place)
-            self._pid = os.getpid()
+            self._pid = forks.pid
         if self._begun and self._begun[0].place != place:
             self.drop()
         if self._begun:

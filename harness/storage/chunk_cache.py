@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.errors import UserError
+from harness.storage import forks
 from harness.storage.extents import Extent, Reader, TokenArray
 from harness.storage.hdf5_file import hdf5_errors, open_hdf5
 from harness.storage.io import MAX_DESCRIPTORS, FileIdentity
@@ -188,6 +189,6 @@ class ChunkedRows:
 
     def _open(self) -> DecodedBlocks:
         opened = self._opened
-        if opened is None or opened[0] != os.getpid():
-            opened = self._opened = (os.getpid(), DecodedBlocks(self._files))
+        if opened is None or opened[0] != forks.pid:
+            opened = self._opened = (forks.pid, DecodedBlocks(self._files))
         return opened[1]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from harness.errors import UserError
+from harness.storage import forks
 from harness.storage.addresses import AddressRange, places_for
 from harness.storage.io import (
     Descriptor,
@@ -71,7 +72,7 @@ class RowReader:
         self._by_path: dict[Path, MappedFile] = {}
         self._by_address: list[MappedFile] = []
         self._descriptors = Descriptors()
-        self._pid = os.getpid()
+        self._pid = forks.pid
         self._closed = False
 
     def map(
@@ -178,9 +179,9 @@ class RowReader:
 
     def descriptors(self) -> Descriptors:
         """What positional reads go through, also those that are begun beside this reader."""
-        if self._pid != os.getpid():
+        if self._pid != forks.pid:
             # In a forked child the parent's lock may be held for ever.
-            self._descriptors, self._pid = Descriptors(), os.getpid()
+            self._descriptors, self._pid = Descriptors(), forks.pid
         return self._descriptors
 
 

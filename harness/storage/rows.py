@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.errors import UserError
+from harness.storage import forks
 from harness.storage.extents import Piece
 from harness.storage.manifest import Manifest
 from harness.storage.opening import open_manifest, wrong_layout
@@ -151,13 +151,13 @@ class RowStore:
 
     def _open(self) -> RowsReader:
         opened = self._opened
-        if opened is None or opened.pid != os.getpid():
+        if opened is None or opened.pid != forks.pid:
             reader: RowsReader
             if all(shard.plain for shard in self._shards):
                 reader = PlainRows(self._shards, self.row_width, self.dtype, self._mmap)
             else:
                 reader = DecodedRows(self._shards, self.row_width, self.dtype)
-            opened = self._opened = _Opened(os.getpid(), reader)
+            opened = self._opened = _Opened(forks.pid, reader)
         return opened.reader
 
     def _read(self, ids: Array, width: int) -> tuple[Array, Array]:
