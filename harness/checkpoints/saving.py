@@ -63,7 +63,6 @@ class Saver:
         self._run_dir, self._config = run_dir, config
         self._begun = time.monotonic()
         self._memory = HostCopy()
-        self._thread: threading.Thread | None = None
         self._idle = threading.Event()
         self._idle.set()
         self._cancelled = threading.Event()
@@ -123,10 +122,14 @@ class Saver:
 
     def _begin_thread(self, parts: dict[str, Any], before: Callable[[], object]) -> None:
         self._idle.clear()
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._write_copy, args=(parts, before), name="checkpoint", daemon=True
         )
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more threads: nothing is under way
+            self._idle.set()
+            raise
 
     def wait(self) -> None:
         """Return when no save is under way."""

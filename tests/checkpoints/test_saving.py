@@ -206,6 +206,21 @@ def test_closing_gives_up_what_stands_still_and_leaves_nothing_half_written(
     assert saver.last_saved is None
 
 
+def test_a_save_that_no_thread_could_begin_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    saver = Saver(tmp_path, CheckpointConfig())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            saver.save(parts(1))
+    assert not saver.is_writing
+    saver.close()
+
+
 def test_minutes_count_from_the_last_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
