@@ -45,6 +45,21 @@ def make_optimizer(
     )  # fmt: skip
 
 
+def make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let a fresh optimizer make its state, by a step that changes no weight."""
+    import torch
+
+    settings = [dict(group) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group |= {"lr": 0.0, "weight_decay": 0.0}
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, before in zip(optimizer.param_groups, settings, strict=True):
+        group.update(before)
+
+
 def check_available(config: OptimizerConfig) -> None:
     """Raises `UserError` where the installed torch has no such optimizer."""
     import torch

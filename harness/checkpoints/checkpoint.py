@@ -41,7 +41,6 @@ from harness.errors import UserError
 from harness.files import fsync_dir
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 Check = Callable[[Path, Entries], None]  # of a checkpoint's folder: `check_files`
@@ -78,13 +77,10 @@ class Checkpoint:
         """The file that says what the optimizer's state is."""
         return SHARDS if self.sharded else OPTIMIZER
 
-    def restore_into(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Put the saved weights, and the optimizer's state where one is given, into place."""
+    def restore_into(self, model: nn.Module) -> None:
+        """Put the saved weights into place."""
         with self.foreign(self.model_file):
             model.load_state_dict(self.weights())
-        if optimizer is not None:
-            with self.foreign(self.optimizer_file):
-                optimizer.load_state_dict(self.optimizer_state())
 
     def weights(self) -> dict[str, Tensor]:
         """The model's tensors by name, on the CPU."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from harness.model import GPT
 
-_POSITIONS = "wpe.weight"
+POSITIONS = "wpe.weight"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -69,7 +69,7 @@ def cut(weights: dict[str, Tensor], seq_len: int) -> dict[str, Tensor]:
 
     Each position's embedding is its own, so a shorter model computes what the longer one did.
     """
-    return weights | {_POSITIONS: weights[_POSITIONS][:seq_len].contiguous()}
+    return weights | {POSITIONS: weights[POSITIONS][:seq_len].contiguous()}
 
 
 def _with_settings_of(optimizer: torch.optim.Optimizer, state: dict[str, Any], model: GPT) -> dict[str, Any]:

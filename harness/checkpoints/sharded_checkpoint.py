@@ -36,10 +36,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from harness.checkpoints.restore import POSITIONS
 from harness.checkpoints.shard_files import MODEL_PART, OPTIMIZER_PART, Piece, ShardIndex, Stored
 from harness.errors import UserError
+from harness.optim import make_state
 
-_POSITIONS = "wpe.weight"
 _MOST = 8  # problems that a message lists
 
 
@@ -180,30 +181,17 @@ def load(source: Source, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     Of a table of positions that is longer than the model's, the first rows. Of the optimizer what it has
     learnt, no setting. Raises `ValueError` naming what is missing, unexpected, or of another shape or dtype.
     """
-    rows = dict(model.named_parameters())[_POSITIONS].shape[0]
+    rows = dict(model.named_parameters())[POSITIONS].shape[0]
     stored = {
-        name: entry.first_rows(rows) if f".{_POSITIONS}" in name and entry.shape else entry
+        name: entry.first_rows(rows) if f".{POSITIONS}" in name and entry.shape else entry
         for name, entry in source.stored.items()
     }
     if any(name.startswith(OPTIMIZER_PART + ".") for name in stored):  # else it had taken no step
-        _make_state(optimizer)
+        make_state(optimizer)
     wanted = named_state(model, optimizer)
     _compare(stored, wanted)
     reader, planner = _Reader(source, stored), DefaultLoadPlanner(flatten_state_dict=False)
     _together(lambda: dcp.load(wanted, storage_reader=reader, planner=planner))
-
-
-def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Let a fresh optimizer make its state, by a step that changes nothing."""
-    settings = [dict(group) for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group |= {"lr": 0.0, "weight_decay": 0.0}
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    for group, before in zip(optimizer.param_groups, settings, strict=True):
-        group.update(before)
 
 
 def _compare(stored: dict[str, Stored], wanted: dict[str, Tensor]) -> None:

@@ -105,10 +105,8 @@ class ShardedSaver(Saver):
         return {**vars(self._sharing.share(model, optimizer)), **rest}
 
     def _agreed(self, step: int, errors: list[str]) -> None:
-        if errors and self._ranks.leads:
+        if errors:
             self._failed(errors[0])
-        elif errors:  # rank 0 says it
-            self._failures, self._failure = self._failures + 1, errors[0]
         else:
             self._failures, self._failure, self.last_saved = 0, "", step
 

@@ -74,11 +74,3 @@ def clip_gradients(model: nn.Module, limit: float) -> Tensor:
         norm = norm.full_tensor()
     nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     return norm
-
-
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """A sharded model's weights by name, put together on the CPU. Every rank calls it."""
-    return {
-        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
-        for name, tensor in model.state_dict().items()
-    }

@@ -33,14 +33,13 @@ TIMEOUT_S = 1800.0
 class Ranks:
     """This process among the `size` of a run. `local_rank`: its number on its host, and of its GPU there.
 
-    `restarts`: how often the launcher started them all again. Every method but the properties is a
-    collective: all ranks call it, in the same order; alone it costs nothing.
+    Every method but the properties is a collective: all ranks call it, in the same order; alone it costs
+    nothing.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    restarts: int = 0
 
     @property
     def leads(self) -> bool:
@@ -72,10 +71,6 @@ class Ranks:
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
         return bool(self.largest_later([int(flag)])()[0]) if self.several else flag
-
-    def barrier(self) -> None:
-        """Return when every rank is here."""
-        self.any(False)
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor summed over the ranks, in place, on its own device; on CUDA the host does not wait."""
@@ -135,9 +130,8 @@ def declared(environment: Mapping[str, str] = os.environ) -> Ranks:
     Raises `UserError` where it makes no sense.
     """
     size = _number(environment, "WORLD_SIZE", 1)
-    restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
     if size <= 1:
-        return Ranks(restarts=restarts)
+        return ALONE
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if not environment.get(name):
             raise UserError(
@@ -151,7 +145,7 @@ def declared(environment: Mapping[str, str] = os.environ) -> Ranks:
             f"RANK={rank} must be from 0 to {size - 1} (WORLD_SIZE={size}): the processes could not find one "
             "another. torchrun sets both"
         )
-    return Ranks(rank, size, _number(environment, "LOCAL_RANK", rank), restarts)
+    return Ranks(rank, size, _number(environment, "LOCAL_RANK", rank))
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
@@ -162,12 +156,12 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 @contextlib.contextmanager
-def joined(ranks: Ranks, device_name: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
+def joined(ranks: Ranks, device_type: str, *, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
     """Meet the other ranks, and part from them at the end; alone there is nothing to do.
 
-    `device_name` is `config.device`. Inside, `current` gives `ranks`. An error that leaves the block is told
-    to the others; where it is only that another rank is gone, `PeerFailed` says which one and why. After an
-    error the process must end: what the others wait for cannot be taken back.
+    `device_type` is that of the device this rank computes on. Inside, `current` gives `ranks`. An error that
+    leaves the block is told to the others; where it is only that another rank is gone, `PeerFailed` says
+    which one and why. After an error the process must end: what the others wait for cannot be taken back.
     """
     global _now
     if not ranks.several:
@@ -179,7 +173,7 @@ def joined(ranks: Ranks, device_name: str, *, timeout_s: float = TIMEOUT_S) -> I
     with meeting(min(MEET_S, timeout_s)) as met:
         assert isinstance(met, RanksMeeting)
         try:
-            _now = _join(ranks, device_name, timeout_s, met)
+            _now = _join(ranks, device_type, timeout_s, met)
             yield ranks
             met.gather("done")  # whoever is done waits for what rank 0 still writes, and hears if that fails
         except BaseException as error:
@@ -191,11 +185,11 @@ def joined(ranks: Ranks, device_name: str, *, timeout_s: float = TIMEOUT_S) -> I
         _leave()
 
 
-def _join(ranks: Ranks, device_name: str, timeout_s: float, met: RanksMeeting) -> _Joined:
+def _join(ranks: Ranks, device_type: str, timeout_s: float, met: RanksMeeting) -> _Joined:
     import torch
     import torch.distributed as dist
 
-    on_cuda = device_name != "cpu" and torch.cuda.is_available()
+    on_cuda = device_type == "cuda"
     options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
     if on_cuda:
         options["device_id"] = torch.device("cuda", ranks.local_rank)

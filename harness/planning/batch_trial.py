@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import torch
 
-from harness.build import Learner, build_learner
+from harness.build import build_learner
 from harness.config import TrainConfig
 from harness.errors import RunFailed, UserError
 from harness.hardware.device import select_device
 from harness.hardware.peak_memory import PeakMemory, process_bytes
+from harness.optim import make_state
 from harness.planning.dry_step import dry_step
 from harness.planning.memory_estimate import room_on
 from harness.planning.step_cost import random_batch
@@ -95,19 +96,11 @@ def _measured(config: TrainConfig, vocab_size: int, memory: float | None) -> Tri
     device = select_device(config.device)
     limit(device, memory)
     learner, peak = build_learner(config, vocab_size, device, None), PeakMemory(device)
-    _make_state(learner)
+    make_state(learner.optimizer)  # which is there in every step but the first
     dry = dry_step(config, learner, device, *random_batch(config, vocab_size))
     micro = config.trainer.micro_batch_size
     assert micro is not None
     return Trial(micro, dry.seconds, peak.megabytes())
-
-
-def _make_state(learner: Learner) -> None:
-    """The optimizer's state, which is there in every step but the first."""
-    for parameter in learner.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    learner.optimizer.step()
-    learner.optimizer.zero_grad(set_to_none=True)
 
 
 def limit(device: torch.device, memory: float | None) -> None:

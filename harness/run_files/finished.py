@@ -32,5 +32,5 @@ def load(path: Path, device: torch.device) -> Finished:
     saved = checkpoint.open_checkpoint(checkpoint.find(path.expanduser().absolute(), "RUN"))
     config = from_dict(saved.config, str(saved.path / checkpoint.CONFIG))
     model = GPT(config.model, vocab_size=saved.trainer["vocab_size"], seq_len=config.loader.seq_len)
-    saved.restore_into(model, None)
+    saved.restore_into(model)
     return Finished(saved, config, model.to(device).eval())

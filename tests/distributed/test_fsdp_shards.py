@@ -27,7 +27,7 @@ from harness.checkpoints.sharded_checkpoint import named_state
 from harness.checkpoints.sharded_saving import ShardedSaver
 from harness.config import CheckpointConfig, TrainConfig
 from harness.config_groups import ModelConfig, OptimizerConfig
-from harness.distributed.fsdp import shard, whole_state
+from harness.distributed.fsdp import shard
 from harness.distributed.ranks import ALONE, Ranks
 from harness.errors import RunFailed, UserError
 from harness.model import GPT
@@ -69,6 +69,12 @@ def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
         if name.endswith("c_attn.bias"):
             distance.chunk(3)[1].zero_()
     return max(distance.max().item() for distance in distances.values())
+
+
+def whole_state(model: GPT) -> dict[str, Tensor]:
+    """A sharded model's weights by name, put together. Every rank calls it."""
+    weights = model.state_dict().items()
+    return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in weights}
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -311,7 +317,7 @@ def fails_at_times(ranks: Ranks, run: Path) -> list[Any]:
                 limit = 1000 if ranks.rank == 1 and step not in (3, 5) else resource.RLIM_INFINITY
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
                 saver.save(saved_parts(model, optimizer, step))
-                ranks.barrier()  # the rank whose part failed at once goes on as the others do
+                ranks.any(False)  # the rank whose part failed at once goes on as the others do
                 saver._agree()
                 said.append(complete_steps(run / str(background)))
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -21,12 +21,11 @@ def test_without_a_launcher_a_process_is_alone() -> None:
     assert declared({}) == declared({"WORLD_SIZE": "1"}) == declared({"WORLD_SIZE": ""}) == ALONE
     assert ALONE.leads
     assert not ALONE.several
-    assert declared({"WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "2"}) == Ranks(restarts=2)
 
 
 def test_the_launcher_says_who_a_process_is() -> None:
-    assert declared(ENVIRONMENT | {"LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "3"}) == Ranks(1, 2, 0, 3)
-    assert declared(ENVIRONMENT) == Ranks(1, 2, 1, 0)
+    assert declared(ENVIRONMENT | {"LOCAL_RANK": "0"}) == Ranks(1, 2, 0)
+    assert declared(ENVIRONMENT) == Ranks(1, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_a_launcher_that_makes_no_sense_is_refused(change: dict[str, str], words
 
 
 def test_alone_every_collective_is_the_identity() -> None:
-    with joined(ALONE, "auto") as ranks:
+    with joined(ALONE, "cpu") as ranks:
         assert (ranks.broadcast("x"), ranks.gather("x"), ranks.any(True), ranks.total([3])) == (
             "x",
             ["x"],
@@ -69,7 +68,7 @@ def collectives(ranks: Ranks) -> list[Any]:
         later(),
         current() == ranks,
     ]
-    ranks.barrier()
+    ranks.any(False)
     return answers
 
 
@@ -81,7 +80,7 @@ def test_what_ranks_do_together_has_the_same_result_on_each() -> None:
 def fails_on_one(ranks: Ranks) -> None:
     if ranks.rank == 1:
         raise ValueError("the disk of rank 1 is on fire")
-    ranks.barrier()
+    ranks.any(False)
 
 
 def test_a_failure_of_one_is_told_to_all_with_its_cause() -> None:
