@@ -57,7 +57,7 @@ def test_sizes_are_tried_until_memory_is_out(tmp_path: Path, capsys: pytest.Capt
     assert lines[-1][1:] == ["does", "not", "fit"]
     peaks = [float(line[2]) for line in lines[:-1]]
     assert peaks == sorted(peaks)
-    assert peaks[-1] < memory + 10
+    assert peaks[-1] < memory + 20  # pages that were allocated before the limit and first touched behind it
     rates = {int(size): float(rate.replace(",", "")) for size, rate, *_ in lines[:-1]}
     assert found is not None
     assert rates[found.micro_batch] == max(rates.values())
