@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lint, types and tests. Makes .venv first if it is missing. Arguments go to pytest: bash scripts/test.sh -k resume
-# (-m heavy: the trials of many processes, which are left out otherwise).
+# (-m heavy --timeout 600: the trials of many processes, which are left out otherwise).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh
