@@ -25,8 +25,8 @@ _PARTS = ("python", "numpy", "torch", "cuda", "versions")
 
 
 def state(device: torch.device) -> dict[str, Any]:
-    """Python's, NumPy's and torch's generators, on CUDA every visible device's too, with what gives the
-    numbers their meaning: library versions, the GPU or the CPU's threads.
+    """Python's, NumPy's and torch's generators, on CUDA that of `device` too, with what gives the numbers
+    their meaning: library versions, the GPU or the CPU's threads.
 
     Plain values and uint8 tensors, as `torch.load(weights_only=True)` takes them. `cuda` is empty on a CPU.
     """
@@ -38,7 +38,7 @@ def state(device: torch.device) -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": [str(name), [int(k) for k in keys], int(position), int(has_gauss), float(gauss)],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if device.type == "cuda" else [],
+        "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
         "versions": _versions(device),
     }
 
@@ -46,15 +46,11 @@ def state(device: torch.device) -> dict[str, Any]:
 def state_of(ranks: Ranks, device: torch.device) -> dict[str, Any]:
     """What a checkpoint keeps: `state`; of several ranks rank 0's, with those of the `others` in order.
 
-    A collective. Of a GPU each rank keeps its own generator only.
+    A collective.
     """
-    import torch
-
     own = state(device)
     if not ranks.several:
         return own
-    if device.type == "cuda":
-        own["cuda"] = [torch.cuda.get_rng_state(device)]
     first, *others = ranks.gather(own)
     return {**first, "others": others}
 
@@ -86,8 +82,7 @@ def restore(
 
     Where the checkpoint's device was of another kind, CUDA's generators are seeded with `anew` instead; where
     it was saved by more or fewer `ranks`, all generators are, for each rank otherwise. Raises `UserError`
-    where a part is missing or is no state of its generator, and where there are more or fewer CUDA devices
-    than were saved.
+    where a part is missing or is no state of its generator.
     """
     import numpy as np
     import torch
@@ -112,11 +107,8 @@ def restore(
     _restore_part("torch", source, lambda: torch.set_rng_state(saved["torch"]))
     before = "cuda" if saved["cuda"] else "cpu"
     if device.type == before == "cuda":
-        _check_devices(len(saved["cuda"]), source, 1 if ranks.several else torch.cuda.device_count())
-        if ranks.several:
-            _restore_part("cuda", source, lambda: torch.cuda.set_rng_state(saved["cuda"][0], device))
-        else:
-            _restore_part("cuda", source, lambda: torch.cuda.set_rng_state_all(saved["cuda"]))
+        own = _own_of(saved["cuda"], device, source)
+        _restore_part("cuda", source, lambda: torch.cuda.set_rng_state(own, device))
     lines = _version_lines(saved["versions"], device)
     if device.type != before:
         if device.type == "cuda":
@@ -146,14 +138,16 @@ def _restore_part(part: str, source: Path, setter: Any) -> None:
         raise _unusable(source, f"its part {part} is no state of that generator ({error})") from error
 
 
-def _check_devices(saved: int, source: Path, found: int) -> None:
-    if saved != found:
+def _own_of(states: list[Any], device: torch.device, source: Path) -> Any:
+    """The state of the device that the run computes on; older versions kept that of every one it saw."""
+    index = device.index or 0
+    if len(states) > 1 and index >= len(states):
         raise UserError(
-            f"{shown(source)} holds the random state of {saved} CUDA devices, this process sees {found}: "
-            f"some generator would begin anew, and the steps would not be the run's. Let it see {saved} "
-            "(CUDA_VISIBLE_DEVICES), or start a new run with these weights: "
-            f"init_from={shown(source.parent)}"
+            f"{shown(source)} holds the random state of {len(states)} CUDA devices, none of number {index}: "
+            "random numbers would begin anew, and the steps would not be the run's. Use device=cuda:N as the "
+            f"run did, N from 0 to {len(states) - 1}"
         )
+    return states[0 if len(states) == 1 else index]
 
 
 def _unusable(source: Path, what: str) -> UserError:

@@ -106,13 +106,38 @@ def test_another_kind_of_device_is_said() -> None:
     assert "not bit-equal" in line
 
 
-def test_another_number_of_cuda_devices_is_refused() -> None:
-    """This machine need not have any: it sees 0 or as many as it has, never 1000."""
-    state = rng.state(CPU) | {"cuda": [torch.zeros(16, dtype=torch.uint8)] * 1000}
-    with pytest.raises(
-        UserError, match=r"of 1000 CUDA devices, this process sees \d+: .*CUDA_VISIBLE_DEVICES"
-    ):
-        restore(state, torch.device("cuda"))
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Generator]:
+    """Generators where torch looks for those of GPUs, by number; this machine need not have any."""
+    generators = {number: torch.Generator().manual_seed(number) for number in range(3)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: generators[device.index].get_state())
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: generators[device.index].set_state(state)
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one like the others")
+    return generators
+
+
+def test_of_a_gpu_its_own_generator_goes_on_whatever_others_a_host_has(
+    gpus: dict[int, torch.Generator],
+) -> None:
+    saved = rng.state(torch.device("cuda:2"))
+    expected = torch.rand(3, generator=gpus[2])
+    assert restore(saved, torch.device("cuda:0")) == []  # the only one of another host, perhaps
+    assert torch.equal(torch.rand(3, generator=gpus[0]), expected)
+
+
+def test_of_a_checkpoint_with_the_state_of_every_gpu_the_run_s_own_counts(
+    gpus: dict[int, torch.Generator],
+) -> None:
+    """As older versions wrote it."""
+    saved = rng.state(CPU) | {"cuda": [gpus[number].get_state() for number in (0, 1)]}
+    saved["versions"] = rng.state(torch.device("cuda:0"))["versions"]
+    expected = torch.rand(3, generator=gpus[1])
+    assert restore(saved, torch.device("cuda:1")) == []
+    assert torch.equal(torch.rand(3, generator=gpus[1]), expected)
+    with pytest.raises(UserError, match=r"of 2 CUDA devices, none of number 2: .*device=cuda:N.* 0 to 1"):
+        restore(saved, torch.device("cuda:2"))
 
 
 def test_other_versions_are_said() -> None:
