@@ -6,8 +6,11 @@ Parameter names are GPT-2's usual ones (`wte`, `wpe`, `h.0.attn.c_attn`, ...); `
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -244,11 +247,24 @@ def generate(
     try:
         for _ in range(max_new_tokens):
             between()
-            logits = model.head(model.hidden(ids[:, -model.seq_len :])[:, -1]).float()
+            with _uncompiled():
+                hidden = model.hidden(ids[:, -model.seq_len :])
+            logits = model.head(hidden[:, -1]).float()
             ids = torch.cat([ids, _pick(logits, temperature, top_k, generator).to(ids.device)], dim=1)
     finally:
         model.train(training)
     return ids
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Where the blocks are compiled, which those of a sharded model are, they are not while this lasts.
+
+    Each token makes a text longer. The compiler would answer with graphs for any length, and make that of
+    training such a slow one too where it has not made it yet.
+    """
+    if "torch._dynamo" not in sys.modules:  # importing it takes seconds
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def _pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

@@ -15,7 +15,7 @@ from harness import chunked_loss as chunked
 from harness.config_checks import validate
 from harness.config_groups import ContrastiveRowsConfig, ModelConfig
 from harness.errors import UserError
-from harness.model import GPT, IGNORE, compiled_loss
+from harness.model import GPT, IGNORE, compiled_loss, generate
 from tests.helpers_exact import evidence, first_difference
 from tests.helpers_runs import run, tiny_config, write_text_set
 
@@ -142,6 +142,24 @@ def test_the_compiler_sees_one_chunk_however_many_there_are(graphs: list[int]) -
     seen = len(graphs)
     loss(inputs, targets)
     assert len(graphs) == seen  # an evaluation costs training no graph
+
+
+def test_a_text_costs_compiled_blocks_no_graph_and_training_no_fixed_shape(graphs: list[int]) -> None:
+    """Blocks are compiled by themselves where a model is in shards."""
+    model, (inputs, targets) = make(layers=1), batch()
+    for block in model.h:
+        block.forward = torch.compile(block.forward)
+    texts = [generate(model, inputs[:1, :1], 4, temperature=0.0)]
+    assert graphs == []
+    model.loss(inputs, targets).backward()
+    (trained,) = graphs
+    texts.append(generate(model, inputs[:1, :1], 4, temperature=0.0))
+    model.loss(inputs, targets)
+    assert graphs == [trained]
+    torch.compiler.reset()
+    model.loss(inputs, targets)
+    assert graphs == [trained, trained]  # the graph of a process that has made no text
+    assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
