@@ -34,6 +34,7 @@ _DISK_ERRORS = {
 # How torch says it in plain RuntimeErrors: of the host's memory, and of a GPU's outside of its allocator.
 _NO_MEMORY = (
     "can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory",  # of compiled kernels
 )  # fmt: skip
 
 
@@ -76,7 +77,18 @@ def in_words(error: BaseException) -> str | None:
         where = error.filename2 or error.filename
         what = f"{where}: {error.strerror}" if where else str(error)
         return f"{what}. What was saved before is intact."
+    inner = _of_compiler(error)
+    if inner is not None:
+        return (
+            f"torch.compile failed: {type(inner).__name__}: {_first_line(inner)}. Mostly what it lacks "
+            "here is a C compiler (gcc) or Python's headers (python3-dev); compile=false trains without, "
+            "slower. A run's train.log has the traceback"
+        )
     return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def cause(error: Exception) -> Exception | None:
@@ -97,7 +109,19 @@ def fields(error: BaseException) -> dict[str, Any]:
     return own
 
 
+def _of_compiler(error: BaseException) -> BaseException | None:
+    """What torch.compile met, where `error` is how it says so."""
+    dynamo = sys.modules.get("torch._dynamo.exc")
+    if dynamo is None or not isinstance(error, dynamo.BackendCompilerFailed):
+        return None
+    inner: BaseException = error.inner_exception
+    return inner
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
+    inner = _of_compiler(error)
+    if inner is not None:
+        return _is_out_of_memory(inner)
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True

@@ -73,6 +73,8 @@ def run_job(config: TrainConfig, folder: Path, words: list[str], composed: dict[
                 return _in_other_hands(path, words)
             _record(path, error, recorded=_raw_status(path) != before and read_state(path).state == FAILED)
             return Ended(path, FAILED, exit_code=failure.exit_code(error))
+        finally:
+            release()  # not before: an error's traceback leads to the model
 
 
 def _run(
@@ -95,11 +97,8 @@ def _run(
     _write_job_file(config, path, sha256, words)
     from harness.launch import launch
 
-    try:
-        with device_for(config.device, folder) as device:
-            outcome = launch(dataclasses.replace(config, device=device, resume="auto"), path, composed)
-    finally:
-        release()
+    with device_for(config.device, folder) as device:
+        outcome = launch(dataclasses.replace(config, device=device, resume="auto"), path, composed)
     if outcome.stopped:
         return Ended(path, STOPPED)
     return Ended(path, DONE, _finite(outcome.val_loss))
@@ -120,8 +119,9 @@ def refuse(folder: Path, words: list[str], error: UserError) -> Ended:
 
 def release() -> None:
     """Leave nothing to the next job of this process: no memory of the device, no compiled graphs."""
-    import torch
-
+    torch = sys.modules.get("torch")
+    if torch is None:  # nothing was trained
+        return
     gc.collect()
     if "torch._dynamo" in sys.modules:  # importing it takes seconds
         torch.compiler.reset()

@@ -5,19 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.config import TrainConfig
 from harness.errors import RunFailed, UserError
 from harness.launch import launch
 from harness.resuming import admission
 from harness.run_files import failure, run_dir
+from harness.sweep import job as sweep_job
 from harness.sweep.identity import identity
 from harness.sweep.job import ELSEWHERE, FAILED_OBJECTIVE, Ended, run_job
 from harness.sweep.lock import claimed
 from harness.sweep.states import read_state
+from harness.training import trainer
+from harness.training.run import Run
 from tests.helpers_runs import rows, snapshot, tiny_config, weights, write_text_set
 
 
@@ -204,6 +209,8 @@ def test_a_failure_is_in_the_status_also_where_the_log_cannot_be_written(data: P
         (RunFailed("x", reason="diverged"), "diverged", 1),
         (MemoryError(), "out_of_memory", 1),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory", 1),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "out_of_memory", 1),
+        (RuntimeError("CUDA driver error: out of memory"), "out_of_memory", 1),
         (OSError(28, "No space left on device", "x"), "disk", 1),
         (RuntimeError("x"), "error", 1),
     ],
@@ -211,3 +218,39 @@ def test_a_failure_is_in_the_status_also_where_the_log_cannot_be_written(data: P
 def test_what_ended_a_job_is_told_apart(error: Exception, reason: str, code: int) -> None:
     assert (failure.reason_of(error), failure.exit_code(error)) == (reason, code)
     assert (failure.in_words(error) is None) == (reason == "error")
+
+
+def test_what_a_compiler_met_is_what_ended_a_job() -> None:
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def compile_it() -> None: ...
+
+    full = BackendCompilerFailed(compile_it, RuntimeError("Triton Error [CUDA]: out of memory"), None)
+    assert failure.reason_of(full) == "out_of_memory"
+    lacking = BackendCompilerFailed(compile_it, FileNotFoundError(2, "No such file", "gcc"), None)
+    assert failure.reason_of(lacking) == "error"
+    words = failure.in_words(lacking)
+    assert words is not None
+    assert "torch.compile failed: FileNotFoundError: [Errno 2] No such file: 'gcc'" in words
+    assert "compile=false" in words
+
+
+def test_a_failed_job_leaves_its_model_to_nobody(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What holds it when the memory is given back keeps it from the next job, and from other processes."""
+    models, left = list["weakref.ref[object]"](), list[bool]()
+    released = sweep_job.release
+
+    def fails(run: Run, *_: object) -> None:
+        models.append(weakref.ref(run.model))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def looks() -> None:
+        released()
+        left.extend(model() is not None for model in models)
+
+    monkeypatch.setattr(trainer, "train_step", fails)
+    monkeypatch.setattr(sweep_job, "release", looks)
+    assert job(small(data), tmp_path).state == "failed"
+    assert left == [False]
