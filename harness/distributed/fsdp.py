@@ -3,7 +3,8 @@
 Each block is a group that is gathered when it is computed and freed behind it; the embeddings and the last
 norm are the group of the root, gathered from the beginning of the forward pass to the end of the backward
 one, for the token embedding is also the head. The weights that are updated are float32, and autocast rounds
-what is computed as it does under DDP, so that both train alike.
+what is computed as it does under DDP, so that both train alike; but for bf16 on CUDA, where the norms of the
+blocks are gathered rounded too, gains and biases, which autocast would leave as they are.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,7 @@ class DeviceFeed:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _stream(device) if device.type == "cuda" else None
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Inputs and targets on the device, int64 `(B, T)`."""
@@ -42,3 +43,9 @@ class DeviceFeed:
     def _copied(self, tensor: Tensor) -> Tensor:
         # torch keeps pinned memory from being used again before a copy out of it is done.
         return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    # One for all feeds, of which each evaluation makes one: what a stream's memory was, torch keeps for it.
+    return torch.cuda.Stream(device)
