@@ -152,7 +152,23 @@ def _problem(stored: Stored, ranks: int) -> str | None:
         if not inside or not 0 <= piece.rank < ranks:
             return f"of shape {stored.shape} has the piece {piece} outside of it or of {ranks} ranks"
     known, whole = sum(math.prod(piece.shape) for piece in stored.pieces), math.prod(stored.shape)
-    return None if known == whole else f"has {known} of its {whole} elements in the pieces of {ranks} ranks"
+    if known != whole:
+        return f"has {known} of its {whole} elements in the pieces of {ranks} ranks"
+    both = _overlapping(stored.pieces)
+    return None if both is None else f"has the pieces {both[0]} and {both[1]}, which overlap, and so a gap"
+
+
+def _overlapping(pieces: Iterable[Piece]) -> tuple[Piece, Piece] | None:
+    """Two pieces with an element in common."""
+    ordered = sorted((piece for piece in pieces if 0 not in piece.shape), key=lambda piece: piece.offsets)
+    for number, one in enumerate(ordered):
+        for other in ordered[number + 1 :]:
+            if other.offsets[0] >= one.offsets[0] + one.shape[0]:
+                break  # and so do all that follow
+            boxes = zip(one.region, other.region, strict=True)
+            if all(a.start < b.stop and b.start < a.stop for a, b in boxes):
+                return one, other
+    return None
 
 
 class Shards:

@@ -218,6 +218,7 @@ def test_shards_are_converted_to_a_whole_model(
     [
         (lambda index: index["tensors"]["model.ln_f.bias"]["pieces"].pop(), "15 of its 30 elements"),
         (lambda index: index["tensors"]["model.ln_f.bias"].update(shape=[29]), "outside of it"),
+        (lambda index: index["tensors"]["model.ln_f.bias"]["pieces"][1].update(offsets=[0]), "overlap"),
         (lambda index: index["tensors"].pop("model.ln_f.bias"), "Missing key"),
         (lambda index: index.pop("param_groups"), "no index of shards"),
     ],
