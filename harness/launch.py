@@ -21,7 +21,7 @@ from harness.checkpoints import retention
 from harness.commandline.commands import shown
 from harness.config import TrainConfig, get
 from harness.config_record import to_dict
-from harness.distributed import rendezvous
+from harness.distributed import followers, rendezvous
 from harness.distributed.meeting import Meeting
 from harness.distributed.ranks import joined
 from harness.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
@@ -105,7 +105,7 @@ def _follow(plan: Plan, learner: Learner, memory: PeakMemory, stop: StopRequest,
     began = meeting.agree("began", None)
     run = assemble(
         plan.config, plan.path, learner=learner, data=plan.data, loader=plan.loader, device=plan.device,
-        saved=plan.saved, status=run_dir.NoStatus(), tracker=NoTracker(), identity=began["identity"],
+        saved=plan.saved, status=followers.NoStatus(), tracker=NoTracker(), identity=began["identity"],
         unevaluated=began["unevaluated"], memory=memory, ranks=meeting.ranks,
     )  # fmt: skip
     with _looping(run, plan, learner, stop):

@@ -7,7 +7,24 @@ from typing import Any
 
 from harness.checkpoints.saving import Saver
 from harness.config import CheckpointConfig
+from harness.run_files.run_dir import Status
 from harness.tracking.jsonl import MetricsFile
+
+
+class NoStatus(Status):
+    """No status.json; what it would say is known."""
+
+    def __init__(self) -> None:
+        self.fields = {}
+
+    def update(self, **fields: Any) -> None:
+        self.fields |= fields
+
+    def note(self, **fields: Any) -> None:
+        self.fields |= fields
+
+    def end(self, exit_code: int) -> None:
+        pass
 
 
 class NoMetrics(MetricsFile):

@@ -223,22 +223,6 @@ class Status:
         self._written = time.monotonic()
 
 
-class NoStatus(Status):
-    """That of a rank which writes nothing."""
-
-    def __init__(self) -> None:
-        self.fields = {}
-
-    def update(self, **fields: Any) -> None:
-        self.fields |= fields
-
-    def note(self, **fields: Any) -> None:
-        self.fields |= fields
-
-    def end(self, exit_code: int) -> None:
-        pass
-
-
 def read_status(path: Path) -> dict[str, Any]:
     """The status of a run, or an empty dict where there is none that can be read."""
     try:

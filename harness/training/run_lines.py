@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.checkpoints.checkpoint import Checkpoint
 from harness.commandline.commands import command, shown
 from harness.config import TrainConfig, layout
-from harness.loaders import Loader
 from harness.model import parameter_count
 from harness.run_files.run_dir import JOB_FILE
-from harness.start import Plan
-from harness.training.run import Run
+
+if TYPE_CHECKING:
+    from harness.checkpoints.checkpoint import Checkpoint
+    from harness.loaders import Loader
+    from harness.start import Plan
+    from harness.training.run import Run
 
 log = logging.getLogger("harness")
 
