@@ -41,6 +41,7 @@ from bench_parts import (
     CPU,
     VOCAB_SIZE,
     BlockClock,
+    composed,
     console,
     machine,
     measured_where,
@@ -50,7 +51,7 @@ from bench_parts import (
 from torch import Tensor, nn
 
 from harness.build import assemble, build_learner
-from harness.commandline.composition import config_dir, register, to_dataclass
+from harness.commandline.composition import config_dir
 from harness.config import TrainConfig, set_directory
 from harness.data_setup import open_data
 from harness.errors import UserError
@@ -130,18 +131,13 @@ def harness_block(run: Run, steps: int) -> float:
 
 def compose_config(options: argparse.Namespace, folder: Path) -> TrainConfig:
     """What conf/ holds for this model; the budget and the intervals end beyond the last measured step."""
-    from hydra import compose, initialize_config_dir
-
     beyond = (options.pairs + 1) * options.steps + 1
     words = [f"model={options.model}", "tracker=none", "device=cpu"]
     words += [f"trainer.max_steps={beyond}", f"evaluation.interval={beyond}", f"checkpoint.interval={beyond}"]
     for key in ("batch_size", "seq_len"):
         if getattr(options, key) is not None:
             words.append(f"loader.{key}={getattr(options, key)}")
-    register()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = to_dataclass(compose("train", overrides=words))
-    assert isinstance(config, TrainConfig)
+    config = composed(words)
     config.data.path = str(folder / "set")
     return config
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness.commandline.composition import config_dir, register, to_dataclass
+from harness.config import TrainConfig
 from harness.storage.manifest import write_manifest
 from harness.training.run import Progress
 
@@ -52,27 +54,40 @@ class BlockClock:
 
 
 def write_random_set(directory: Path, tokens: int, vocab_size: int = VOCAB_SIZE) -> None:
-    """A set of random bytes in one shard, for both splits the same."""
-    directory.mkdir()
+    """A set of random ids in one shard, for both splits the same."""
     ids = np.random.default_rng(0).integers(0, vocab_size, tokens, dtype=np.uint16)
-    digest = hashlib.sha256(ids.tobytes()).hexdigest()
-    splits = {}
-    for split in ("train", "val"):
-        file = f"{split}_00000.npy"
-        np.save(directory / file, ids)
-        splits[split] = {
-            "total_tokens": tokens,
-            "shards": [{"file": file, "tokens": tokens, "sha256": digest}],
-        }
+    write_set(directory, {"train": ids, "val": ids}, {"vocab_size": vocab_size, "boundary_token_id": 0})
+
+
+def write_set(directory: Path, ids: dict[str, np.ndarray], tokenizer: dict[str, int]) -> None:
+    """The uint16 ids of both splits as a new set, a shard each."""
+    directory.mkdir()
+    splits: dict[str, Any] = {}
+    for split, tokens in ids.items():
+        file, digest = f"{split}_00000.npy", hashlib.sha256(tokens.tobytes()).hexdigest()
+        np.save(directory / file, tokens)
+        shard = {"file": file, "tokens": len(tokens), "sha256": digest}
+        splits[split] = {"total_tokens": len(tokens), "shards": [shard]}
     write_manifest(
         directory,
         {
             "format_version": 2,
             "storage": {"format": "npy", "dtype": "uint16", "layout": "stream"},
-            "tokenizer": {"name": "byte", "vocab_size": vocab_size, "boundary_token_id": 0},
+            "tokenizer": {"name": "byte", **tokenizer},
             "splits": splits,
         },
     )
+
+
+def composed(words: list[str]) -> TrainConfig:
+    """What conf/ holds, and these words of train.py."""
+    from hydra import compose, initialize_config_dir
+
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = to_dataclass(compose("train", overrides=words))
+    assert isinstance(config, TrainConfig)
+    return config
 
 
 @contextmanager
@@ -88,8 +103,8 @@ def console() -> Iterator[None]:
             logger.removeHandler(handler)
 
 
-def median_interval(values: list[float], wanted: float = 0.95) -> tuple[float, float, float]:
-    """The narrowest interval of order statistics that covers the median with probability `wanted`.
+def median_interval(values: list[float]) -> tuple[float, float, float]:
+    """The narrowest interval of order statistics that covers the median with probability 0.95.
 
     Returns its ends and its coverage; with fewer than 6 values that is the whole range, and less than 0.95.
     """
@@ -98,7 +113,7 @@ def median_interval(values: list[float], wanted: float = 0.95) -> tuple[float, f
     def coverage(rank: int) -> float:
         return 1 - 2 * sum(math.comb(n, below) for below in range(rank)) / 2**n
 
-    rank = max((r for r in range(1, n // 2 + 1) if coverage(r) >= wanted), default=1)
+    rank = max((r for r in range(1, n // 2 + 1) if coverage(r) >= 0.95), default=1)
     return ordered[rank - 1], ordered[n - rank], coverage(rank)
 
 

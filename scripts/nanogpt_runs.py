@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -10,11 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-
-from harness.storage.manifest import write_manifest
+from bench_parts import write_set
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, WARM_UP = 2000, 100
@@ -51,25 +48,10 @@ def bin_file(checkout: Path, split: str) -> Path:
     return checkout / "data" / "shakespeare_char" / f"{split}.bin"
 
 
-def write_set(checkout: Path, directory: Path) -> None:
+def write_shakespeare(checkout: Path, directory: Path) -> None:
     """nanoGPT's token ids as a prepared set of the harness; ids mean nothing to it, so no text is sampled."""
-    directory.mkdir()
-    splits: dict[str, Any] = {}
-    for split in ("train", "val"):
-        ids, file = np.fromfile(bin_file(checkout, split), np.uint16), f"{split}_00000.npy"
-        np.save(directory / file, ids)
-        shard = {"file": file, "tokens": len(ids), "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
-        splits[split] = {"total_tokens": len(ids), "shards": [shard]}
-    vocab_size = 1 + max(int(np.fromfile(bin_file(checkout, split), np.uint16).max()) for split in splits)
-    write_manifest(
-        directory,
-        {
-            "format_version": 2,
-            "storage": {"format": "npy", "dtype": "uint16", "layout": "stream"},
-            "tokenizer": {"name": "byte", "vocab_size": vocab_size},
-            "splits": splits,
-        },
-    )
+    ids = {split: np.fromfile(bin_file(checkout, split), np.uint16) for split in ("train", "val")}
+    write_set(directory, ids, {"vocab_size": 1 + max(int(tokens.max()) for tokens in ids.values())})
 
 
 def nanogpt_command(folder: Path, seed: int, steps: int) -> list[str]:
@@ -126,7 +108,7 @@ class Trial:
 
     def __init__(self, checkout: Path, folder: Path, threads: int | None) -> None:
         self.checkout, self.folder = checkout, folder
-        write_set(checkout, folder / "set")
+        write_shakespeare(checkout, folder / "set")
         self.environment = dict(os.environ)
         if threads is not None:
             self.environment["OMP_NUM_THREADS"] = str(threads)

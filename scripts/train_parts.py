@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_parts import write_random_set
+from bench_parts import composed, write_random_set
 from train_ladder import VOCAB_SIZE, attention_times, climb, flops_a_token, free, nanogpt_step, rungs
 from train_sides import Block, bare_loop, block_of, harness_block, in_turns, traced
 
-from harness.commandline.composition import config_dir, register, to_dataclass
 from harness.config import TrainConfig
 from harness.errors import UserError
 from harness.files import write_json
@@ -172,18 +171,12 @@ def _warm_up(bench: Bench, name: str, block: Block) -> None:
 
 def compose_config(bench: Bench, model: str) -> TrainConfig:
     """What conf/ holds for this model, on our device; nothing but steps happens in the measured blocks."""
-    from hydra import compose, initialize_config_dir
-
     options, beyond = bench.options, 1_000_000
     words = [f"model={model}", "tracker=none", f"device={bench.device}", f"data.path={bench.folder / 'set'}"]
     words += [f"loader.seq_len={options.seq_len}", f"loader.batch_size={batch_size(options, model)}"]
     words += [f"trainer.max_steps={beyond}", f"evaluation.interval={beyond}", f"checkpoint.interval={beyond}"]
     words += ["data.verify=headers", f"compile={str(bench.compiles).lower()}", *options.words]
-    register()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = to_dataclass(compose("train", overrides=words))
-    assert isinstance(config, TrainConfig)
-    return config
+    return composed(words)
 
 
 def batch_size(options: argparse.Namespace, model: str) -> int:
