@@ -16,14 +16,12 @@ import ctypes
 import gc
 import itertools
 import math
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,9 @@ import torch
 from bench_sets import SHARDS, STORAGES, Folders, random_tokens, write_sets
 from loader_goals import Rows, goals, print_tables
 from peers import Reader, floor
+from peers.forks import in_fork
 from peers.h5py_slices import Slices
+from peers.measuring import anonymous_mb
 from peers.plain import NanoGPT, TorchLoader
 
 from harness.config import layout
@@ -111,7 +111,8 @@ def measure_all(folders: Folders, tokens: np.ndarray, seconds: float) -> Rows:
     one_turn = min(TURN, seconds / (len(ways) + len(others)))
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # free memory that is left here would hide what a fork takes
-    rows = {pair: memory(way, one_turn / 10) for pair, way in ways.items()}
+    log = folders["bin", "stream"] / "log.txt"
+    rows = {pair: in_fork(memory, way, one_turn / 10, log=log) for pair, way in ways.items()}
     for pair, where in pairs.items():
         rows[pair] |= first_batches(*where, times=min(7, math.ceil(seconds)))
     for name, speed in measure(ways | others, tokens, seconds, one_turn).items():
@@ -184,31 +185,14 @@ def first_batches(folder: Path, config: LoaderConfig, times: int) -> dict[str, l
 
 
 def memory(way: Way, one_turn: float) -> dict[str, list[float]]:
-    """Megabytes of anonymous memory that reading takes at most, and child processes; in a fork."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(
-        target=_read_and_weigh, args=(way, one_turn, theirs)
-    )
-    process.start()
-    theirs.close()
-    anonymous, children = ours.recv()
-    process.join()
-    return {"anonymous_mb": [anonymous], "child_processes": [children]}
-
-
-def _read_and_weigh(way: Way, one_turn: float, result: Connection) -> None:
-    before = most = _anonymous_mb()
+    """Megabytes of anonymous memory that reading takes at most, and child processes; for a fork."""
+    before = most = anonymous_mb()
     with way() as next_batch:
         for _ in range(5):
             turn(next_batch, one_turn)
-            most = max(most, _anonymous_mb())
+            most = max(most, anonymous_mb())
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    result.send((most - before, len(children)))
-
-
-def _anonymous_mb() -> float:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1000
+    return {"anonymous_mb": [most - before], "child_processes": [len(children)]}
 
 
 def main() -> None:
