@@ -205,12 +205,21 @@ def test_shards_are_converted_to_a_whole_model(
     assert {path.name for path in converted.path.iterdir()} == {*FILES, "checkpoint.json"}
     for name in FILES:
         assert (converted.path / name).read_bytes() == (plain / name).read_bytes(), name
-    for argument, words in ((folder, "exists"), (converted.path, "is not in shards")):
-        monkeypatch.setattr(sys, "argv", ["convert_checkpoint.py", str(argument)])
+    (tmp_path / "mine.tmp").mkdir()
+    (tmp_path / "file").touch()
+    for argument, output, words in (
+        (folder, None, "plain exists"),
+        (folder, tmp_path / "mine", "mine.tmp exists"),
+        (folder, tmp_path / "file" / "new", "cannot be written"),
+        (converted.path, None, "is not in shards"),
+    ):
+        more = [] if output is None else [f"output={output}"]
+        monkeypatch.setattr(sys, "argv", ["convert_checkpoint.py", str(argument), *more])
         with pytest.raises(SystemExit):
             convert_checkpoint.main()
         assert words in capsys.readouterr().err
     assert complete_steps(folder) == [3]
+    assert (tmp_path / "mine.tmp").is_dir()
 
 
 @pytest.mark.parametrize(
