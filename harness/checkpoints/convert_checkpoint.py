@@ -63,8 +63,8 @@ def convert(found: Path, output: Path) -> Checkpoint:
     for place in (output, temporary_of(output)):  # where it is written first
         if os.path.lexists(place):
             raise UserError(
-                f"{shown(place)} exists, and nothing is written over. Name a new folder, output=FOLDER; or move "
-                "away what an earlier conversion has left"
+                f"{shown(place)} exists, and nothing is written over. Name a new folder, output=FOLDER; or "
+                "move away what an earlier conversion has left"
             )
     saved = open_checkpoint(found)
     if not saved.sharded:
