@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from harness.config import TrainConfig
+from harness.hardware import device_feed
 from harness.hardware.device import make_autocast, peak_flops, set_numerics, should_compile, uses_bf16
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")  # a name needs no device
@@ -50,3 +51,16 @@ def test_products_left_in_float32_are_tf32_on_cuda_and_determinism_is_taken_back
         assert not torch.are_deterministic_algorithms_enabled()
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_all_feeds_of_a_gpu_copy_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each evaluation makes a feed, and torch keeps the memory of a stream for that stream."""
+    made = list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "Stream", made.append)
+    device_feed._stream.cache_clear()
+    try:
+        for number in (0, 0, 1, 0):
+            device_feed.DeviceFeed(torch.device("cuda", number))
+        assert made == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    finally:
+        device_feed._stream.cache_clear()
