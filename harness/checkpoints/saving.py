@@ -253,7 +253,7 @@ class Saver:
         where = error.filename or checkpoints_dir(self._run_dir)
         return (
             f"step {step} could not be saved: {where}: {error.strerror or error} "
-            f"({free} bytes free, about {tensor_bytes(parts):,} needed)"
+            f"({free} bytes free, at least {tensor_bytes(parts):,} needed)"
         )
 
     def _failed(self, failure: str) -> None:

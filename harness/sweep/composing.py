@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,12 @@ class SweepConfig:
     def is_launched_here(self) -> bool:
         """Whether Hydra's own launcher trains the jobs, one after another in this process."""
         return bool(self.master.hydra.launcher._target_ == _BASIC_LAUNCHER)
+
+    @property
+    def lacks_slurm(self) -> bool:
+        """Whether the jobs would go to SLURM, from a machine that has none."""
+        launcher = str(self.master.hydra.launcher._target_).rpartition(".")[2]
+        return launcher == "SlurmLauncher" and shutil.which("srun") is None
 
     @property
     def params(self) -> dict[str, Any]:

@@ -81,8 +81,17 @@ def named(line: CommandLine) -> tuple[CommandLine, Path]:
 
 
 def trains_here(line: CommandLine) -> bool:
-    """Whether the command line's jobs are trained by this process, not by those that a launcher starts."""
-    return _opened(line)[1].is_launched_here
+    """Whether the command line's jobs are trained by this process, not by those that a launcher starts.
+
+    Raises `UserError` where they would go to a queue that this machine does not have.
+    """
+    sweep = _opened(line)[1]
+    if sweep.lacks_slurm:
+        raise UserError(
+            "hydra/launcher=submitit_slurm, but there is no srun on this machine, so no SLURM to take the "
+            "jobs. Start the sweep where srun is, or train here: hydra/launcher=submitit_local"
+        )
+    return sweep.is_launched_here
 
 
 def grid_of(line: CommandLine) -> Grid | None:

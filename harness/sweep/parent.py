@@ -45,11 +45,12 @@ def main(line: CommandLine) -> None:
 
         with reader_may_leave():
             raise SystemExit(check_grid(grid))
+    here = trains_here(line)
     _check_folder(folder)
     board = Board(folder, None if grid is None else grid.labels)
     ended_well = True
     try:
-        with board.watching(), nullcontext() if trains_here(line) else forwarding(folder):
+        with board.watching(), nullcontext() if here else forwarding(folder):
             _hydra(line)
     except SystemExit as stop:
         if stop.code == EXIT_STOPPED:  # who stops a sweep does not wait for a report

@@ -158,7 +158,8 @@ def _parsed(path: Path, number: int, line: str) -> PlannedJob:
 def launch_lines(path: Path, count: int) -> dict[str, str]:
     """How schedulers start every job of a plan: their names and what to paste."""
     run = command("sweep", "run", str(shown(path)), "--index")
-    indexed = json.dumps(["sh", "-c", f"{run} $JOB_COMPLETION_INDEX"])
+    # exec, for a container's first process is who gets the signal, and a shell would keep it to itself
+    indexed = json.dumps(["sh", "-c", f"exec {run} $JOB_COMPLETION_INDEX"])
     return {
         "SLURM": f"sbatch --array=0-{count - 1} --wrap {shlex.quote(f'{run} $SLURM_ARRAY_TASK_ID')}",
         "Kubernetes": f"completionMode: Indexed, completions: {count}, command: {indexed}",

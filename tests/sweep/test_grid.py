@@ -19,9 +19,9 @@ from hydra.types import HydraContext, RunMode
 
 from harness.commandline import cli, overrides
 from harness.commandline.composition import config_dir, register
-from harness.commandline.overrides import CommandLine
+from harness.commandline.overrides import CommandLine, split
 from harness.errors import UserError
-from harness.sweep.grid import Grid, grid_of, named
+from harness.sweep.grid import Grid, grid_of, named, trains_here
 from harness.sweep.impossible import Failure, report
 from harness.sweep.sweep_words import check_name, check_words
 
@@ -313,3 +313,9 @@ def test_another_sweeper_decides_for_itself(conf: Path) -> None:
     line, folder = named(line_of(*words))
     assert folder.name == "seed"
     assert named(line) == (line, folder)
+
+
+def test_a_queue_that_this_machine_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"no srun on this machine.*hydra/launcher=submitit_local"):
+        trains_here(split(["-m", "hydra/launcher=submitit_slurm", "seed=0,1"]))

@@ -244,6 +244,11 @@ def test_a_plan_replaces_that_of_its_own_sweep_alone(
     assert "holds no plan that can be read" in capsys.readouterr().err
 
 
+def test_in_a_container_the_job_itself_gets_the_signal(tmp_path: Path) -> None:
+    line = plan.launch_lines(tmp_path / "sweep.jsonl", 3)["Kubernetes"]
+    assert json.loads(line.partition("command: ")[2])[2].startswith("exec ")
+
+
 def test_help_is_short_and_imports_nothing_large(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['sweep.py', '--help']\n"
