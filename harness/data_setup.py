@@ -33,7 +33,7 @@ _NAMES = {key: f"corpus.{key}" for key in ("field", "pair_fields", "separator", 
     "bpe_train_bytes": "tokenizer.train_bytes",
 }
 
-# storage.layout -> the words that say what it is and choose a loader that reads it
+# storage.layout -> a loader that reads it
 _LOADERS = {"stream": "sequential", "rows": "padded_rows", "contrastive": "contrastive_rows"}
 
 

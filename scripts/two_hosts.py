@@ -23,20 +23,8 @@ class Host(NamedTuple):
 
     def command(self, *words: str) -> list[str]:
         """`words` as they run on this host."""
-        return [
-            "ip",
-            "netns",
-            "exec",
-            self.name,
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            _NAMED,
-            "sh",
-            self.name,
-            *words,
-        ]
+        named = ["unshare", "--uts", "sh", "-c", _NAMED, "sh", self.name]
+        return ["ip", "netns", "exec", self.name, *named, *words]
 
 
 def missing() -> str | None:

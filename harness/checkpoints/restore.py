@@ -24,7 +24,7 @@ def restore(saved: Checkpoint, model: GPT, optimizer: torch.optim.Optimizer) -> 
     command line wins. Raises `UserError` where a file was written for another model. A model in shards is
     restored by all ranks together, and each keeps its part.
     """
-    if is_sharded(model):
+    if is_in_shards(model):
         _restore_shards(saved, model, optimizer)
         return
     with saved.foreign(saved.model_file):
@@ -33,7 +33,7 @@ def restore(saved: Checkpoint, model: GPT, optimizer: torch.optim.Optimizer) -> 
         optimizer.load_state_dict(_with_settings_of(optimizer, saved.optimizer_state(), model))
 
 
-def is_sharded(model: nn.Module) -> bool:
+def is_in_shards(model: nn.Module) -> bool:
     """Whether the weights are torch's DTensors, of which each rank has a part."""
     return hasattr(next(model.parameters()), "placements")
 

@@ -46,7 +46,7 @@ def distribute(model: nn.Module, loss: Loss, ranks: Ranks) -> Distributed:
     """
     if not ranks.several:
         return Distributed(loss)
-    if restore.is_sharded(model):
+    if restore.is_in_shards(model):
         from harness.distributed import fsdp
 
         return Distributed(loss, lambda: fsdp.accumulating(model))
@@ -103,7 +103,7 @@ def clip_gradients(model: nn.Module, limit: float) -> Tensor:
 
     Of a sharded model it is that of all ranks' parts, which this waits for together.
     """
-    if not restore.is_sharded(model):
+    if not restore.is_in_shards(model):
         return torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     from harness.distributed import fsdp
 

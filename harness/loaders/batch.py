@@ -11,9 +11,8 @@ if TYPE_CHECKING:
 
     from harness.storage.extents import Piece
 
-IGNORE = (
-    -100
-)  # a target that does not count; the model's own, held equal by a test: neither imports the other
+# A target that does not count: the model's own, held equal by a test, for neither imports the other.
+IGNORE = -100
 
 
 class Batch(NamedTuple):
