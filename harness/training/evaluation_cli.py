@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class EvaluateOptions:
-    """Options of `scripts/evaluate.py RUN key=value ...`; `set` null is the run's own set."""
+    """Options of `scripts/evaluate.py RUN key=value ...`; `set` and `precision` null are the run's own."""
 
     split: str = "val"
     set: str | None = None
     tokens: int | None = None
     batch_size: int | None = None
     device: str = "auto"
-    precision: str = "auto"
+    precision: str | None = None
 
 
 def main() -> None:
@@ -41,16 +41,17 @@ def _main() -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1, or null")
-    if options.precision not in ("auto", "bf16", "float32"):
-        raise UserError(f"precision={options.precision} must be one of auto, bf16, float32")
+    if options.precision not in (None, "auto", "bf16", "float32"):
+        raise UserError(f"precision={options.precision} must be one of auto, bf16, float32, or null")
     from harness.checkpoints.weights import check_tokenizer
-    from harness.hardware.device import make_autocast, select_device
+    from harness.hardware.device import make_autocast, select_device, set_numerics
     from harness.run_files.finished import load
     from harness.storage import PairStore, open_split
     from harness.training.evaluation import evaluate
 
     device = select_device(options.device)
     finished = load(path, device)
+    set_numerics(finished.config, device)
     directory = Path(options.set).absolute() if options.set else finished.set_directory
     store = open_split(directory, options.split)
     check_tokenizer(finished.checkpoint, store.manifest)
@@ -60,7 +61,7 @@ def _main() -> None:
         tokens=options.tokens,
         batch_size=options.batch_size or finished.config.loader.batch_size,
         seq_len=finished.config.loader.seq_len,
-        autocast=make_autocast(options.precision, device),
+        autocast=make_autocast(options.precision or finished.config.precision, device),
         objective=_preference(finished) if isinstance(store, PairStore) else None,
     )
     answer = {

@@ -118,6 +118,23 @@ def test_rows_without_a_target_are_refused(tmp_path: Path) -> None:
                  autocast=nullcontext)  # fmt: skip
 
 
+def test_the_script_computes_as_the_run_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.training.evaluation_cli import main
+    from tests.helpers_runs import rows, run, tiny_config, write_text_set
+
+    data, path = write_text_set(tmp_path / "set"), tmp_path / "run"
+    run(tiny_config(data, precision="bf16", trainer__max_steps=2), path)
+    losses = {}
+    for word in ("", "precision=float32"):
+        words = ["evaluate.py", str(path), "tokens=200", "batch_size=4", "device=cpu", word]
+        monkeypatch.setattr("sys.argv", list(filter(None, words)))
+        main()
+        losses[word] = json.loads(capsys.readouterr().out)["loss"]
+    assert losses[""] == rows(path)[-1]["val_loss"] != losses["precision=float32"]
+
+
 def test_the_script_evaluates_runs_of_every_layout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
