@@ -60,12 +60,13 @@ class Plan:
 
 
 def settle(
-    config: TrainConfig, path: Path, found: auto_resume.Found, meeting: Meeting = auto_resume.ALONE
+    config: TrainConfig, path: Path, found: auto_resume.Found, meeting: Meeting | None = None
 ) -> Start | None:
     """Check what needs no data of a start from what was found; None where nothing is left to do.
 
     Every rank of the `meeting` calls it. Raises `UserError` where the run may not start.
     """
+    meeting = meeting or rendezvous.current()
     saved, changes, ranks = found.saved, None, meeting.ranks
     if saved is not None:
         changes = resume.check_settings(saved, config)

@@ -14,13 +14,13 @@ from harness.checkpoints import checkpoint
 from harness.checkpoints.checkpoint import Checkpoint
 from harness.commandline.commands import shown
 from harness.config import TrainConfig
+from harness.distributed import rendezvous
 from harness.distributed.meeting import Meeting
 from harness.errors import UserError
 from harness.files import write_atomic
 from harness.resuming import together
 
 _LATEST = "latest"
-ALONE = Meeting()
 
 
 class Found(NamedTuple):
@@ -30,12 +30,13 @@ class Found(NamedTuple):
     damaged: dict[Path, str]
 
 
-def find(config: TrainConfig, path: Path, meeting: Meeting = ALONE) -> Found:
+def find(config: TrainConfig, path: Path, meeting: Meeting | None = None) -> Found:
     """The checkpoint that `config.resume` means for a run in `path`, all its files checked.
 
     Every rank of the `meeting` calls it. Raises `UserError` where a checkpoint that was named is damaged, or
     all that there are; where the ranks do not find the same one.
     """
+    meeting = meeting or rendezvous.current()
     if config.resume is None:
         return Found(None, {})
     if config.resume != "auto":
