@@ -15,7 +15,7 @@ from harness.errors import UserError
 from harness.storage import forks
 from harness.storage.extents import Extent, Reader, TokenArray
 from harness.storage.hdf5_file import hdf5_errors, open_hdf5
-from harness.storage.io import MAX_DESCRIPTORS, FileIdentity
+from harness.storage.io import MAX_DESCRIPTORS, FileIdentity, will_need
 
 if TYPE_CHECKING:
     import h5py
@@ -86,7 +86,7 @@ class DecodedBlocks:
         for at in range(start, stop, dataset.chunks[0]):
             chunk = dataset.id.get_chunk_info_by_coord((at, *[0] * (dataset.ndim - 1)))
             if chunk.byte_offset is not None:
-                os.posix_fadvise(fd, chunk.byte_offset, chunk.size, os.POSIX_FADV_WILLNEED)
+                will_need(fd, chunk.byte_offset, chunk.size)
 
     def _rows(self, index: int, name: str) -> int:
         """Entries of the first axis in one block of a dataset."""

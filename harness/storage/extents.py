@@ -112,4 +112,4 @@ class Positional(Reader):
         extent = self.extents[index]
         size = self.dtype.itemsize
         descriptor = self._files.get(extent.path, extent.file)
-        will_need(descriptor, extent.offset + start * size, count * size)
+        will_need(descriptor.fd, extent.offset + start * size, count * size)

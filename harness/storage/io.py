@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
@@ -193,7 +194,8 @@ else:
         return len(data)
 
 
-def will_need(descriptor: Descriptor, offset: int, size: int) -> None:
-    """Ask the system to read a range ahead; does nothing where it takes no such hints."""
+def will_need(fd: int, offset: int, size: int) -> None:
+    """Ask the system to read a range ahead; does nothing where it or the file system takes no such hints."""
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor.fd, offset, size, os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)

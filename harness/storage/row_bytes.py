@@ -141,7 +141,7 @@ def strip_jobs(strip: Strip, unique: _Array, out: _Array, descriptors: Descripto
     runs = _runs(strip, unique)
     descriptor = descriptors.get(strip.path, strip.identity)
     for run in runs:
-        will_need(descriptor, run.offset, run.size)
+        will_need(descriptor.fd, run.offset, run.size)
     # A few jobs a thread, so that all end at about the same time; each costs as much as a small read.
     size = -(-len(runs) // (2 * WORKERS))
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -353,6 +354,18 @@ def test_mappings_keep_no_descriptor(tmp_path: Path) -> None:
     before = len(os.listdir("/dev/fd"))
     store.read_tokens(0, 100)
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_file_system_that_takes_no_hints_is_read_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    store = ShardedTokenDataset(write_set(tmp_path, {"train": [[1, 2, 3]]}), "train")
+    store.prefetch([0], 2)
+    assert store.read_tokens(0, 2).tolist() == [1, 2]
 
 
 def test_prefetch_asks_the_system_for_exactly_the_bytes_of_the_windows(
