@@ -9,8 +9,10 @@ import torch
 
 from harness.checkpoints import checkpoint
 from harness.checkpoints.checkpoint import Checkpoint
+from harness.commandline.commands import prepare_command, shown
 from harness.config import TrainConfig, set_directory
 from harness.config_record import from_dict
+from harness.errors import UserError
 from harness.model import GPT
 
 
@@ -24,7 +26,15 @@ class Finished:
 
     @property
     def set_directory(self) -> Path:
-        return set_directory(self.config)
+        """Where the set that it was trained on lies; `UserError` where there is none any more."""
+        directory = set_directory(self.config)
+        if not directory.exists():
+            raise UserError(
+                f"the set that this run was trained on, {shown(directory)}, does not exist, and with it its "
+                "text and its tokenizer. If it was moved, sample.py and evaluate.py take set=FOLDER; else "
+                f"prepare it again: {prepare_command(self.config)}"
+            )
+        return directory
 
 
 def load(path: Path, device: torch.device) -> Finished:
