@@ -68,14 +68,16 @@ def main() -> None:
 
 def _check(options: FindOptions, line: CommandLine) -> None:
     memory = options.memory_gb
-    if options.devices < 1 or (memory is not None and not 0 < memory < math.inf):
-        raise UserError(f"devices={options.devices} must be at least 1, memory_gb={memory} a number above 0")
+    if options.devices < 1:
+        raise UserError(f"devices={options.devices} must be at least 1: as many as will share a batch")
+    if memory is not None and not 0 < memory < math.inf:
+        raise UserError(f"memory_gb={memory} must be a number above 0, or null for all that there is")
     if line.multirun:
         raise UserError("find_batch tries one configuration: drop -m, and give each key one value")
 
 
 def _find(cfg: DictConfig, options: FindOptions, words: list[str]) -> None:
-    from harness.commandline.commands import command
+    from harness.commandline.commands import command, torchrun_command
     from harness.commandline.composition import to_dataclass
     from harness.commandline.script_words import reader_may_leave
     from harness.planning import batch_trial
@@ -88,7 +90,9 @@ def _find(cfg: DictConfig, options: FindOptions, words: list[str]) -> None:
         if found is None:
             raise SystemExit(EXIT_FAILED)
         kept = [word for word in words if word.partition("=")[0] != "trainer.micro_batch_size"]
-        print(f"fastest: {command('train', *kept, f'trainer.micro_batch_size={found.micro_batch}')}")
+        kept.append(f"trainer.micro_batch_size={found.micro_batch}")
+        several, count = options.devices > 1, str(options.devices)
+        print(f"fastest: {torchrun_command(count, *kept) if several else command('train', *kept)}")
     raise SystemExit(EXIT_DONE)
 
 
@@ -164,6 +168,11 @@ def _check_config(config: TrainConfig, options: FindOptions) -> None:
     check_available(config.optimizer)
     if config.resume is not None:
         raise UserError(f"find_batch tries a new model of the words' shape: drop resume={config.resume}")
+    if config.parallel == "fsdp" and options.devices > 1:
+        raise UserError(
+            f"parallel=fsdp with devices={options.devices}: a sharded model's step takes all of its devices, "
+            "and find_batch tries one, with the whole model. Drop parallel=fsdp, or devices="
+        )
     if config.loader.batch_size % options.devices:
         raise UserError(
             f"loader.batch_size={config.loader.batch_size} must be a multiple of devices={options.devices}: "

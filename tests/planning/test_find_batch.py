@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -68,6 +69,8 @@ def test_a_device_has_its_share_of_the_batch(tmp_path: Path, capsys: pytest.Capt
     config = config_of(tmp_path / "none")
     with pytest.raises(UserError, match=r"loader\.batch_size=12 must be a multiple of devices=5"):
         find(config, FindOptions(devices=5))
+    with pytest.raises(UserError, match="parallel=fsdp with devices=2"):
+        find(dataclasses.replace(config, parallel="fsdp"), FindOptions(devices=2))
     assert find(config, FindOptions(devices=12, memory_gb=0.05)) is None
     assert "not even one sequence at a time fits" in capsys.readouterr().out
 
@@ -82,15 +85,15 @@ def test_what_the_user_can_mend_is_the_users_mistake(tmp_path: Path) -> None:
         find(config, FindOptions())
 
 
-@pytest.mark.parametrize("words", [["memory_gb=nan"], ["memory_gb=inf"], ["memory_gb=0"], ["devices=0"]])
+@pytest.mark.parametrize("word", ["memory_gb=nan", "memory_gb=inf", "memory_gb=0.0", "devices=0"])
 def test_what_cannot_be_tried_is_refused_before_anything_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["find_batch.py", *words])
+    monkeypatch.setattr(sys, "argv", ["find_batch.py", word])
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2
-    assert "must be at least 1" in capsys.readouterr().err
+    assert f"error: {word} must be " in capsys.readouterr().err
 
 
 def test_a_limit_below_what_the_process_has_leaves_room_for_no_step() -> None:
@@ -112,7 +115,7 @@ def test_the_command_line_finds_a_size_and_leaves_nothing(tmp_path: Path) -> Non
     result = forked("scripts/find_batch.py", *words, "devices=2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     last = result.stdout.splitlines()[-1]
-    assert last.startswith("fastest: python ")
+    assert last.startswith("fastest: torchrun --nproc-per-node=2 ")
     assert last.endswith(" trainer.micro_batch_size=1")
     assert last.count("trainer.micro_batch_size") == 1
     assert snapshot(tmp_path) == before
