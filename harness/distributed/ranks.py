@@ -195,7 +195,8 @@ def _join(ranks: Ranks, device_type: str, timeout_s: float, met: RanksMeeting) -
         options["device_id"] = torch.device("cuda", ranks.local_rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-        store=met.store,
+        # A connection of its own: torch waits in it, and locks it meanwhile, for ranks that may have failed.
+        store=met.store.clone(),  # type: ignore[attr-defined]
         rank=ranks.rank,
         world_size=ranks.size,
         **options,

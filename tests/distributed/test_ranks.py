@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.distributed import meeting, rendezvous
 from harness.distributed.ranks import ALONE, Ranks, current, declared, joined
 from harness.errors import UserError
 from tests.helpers_ranks import Answers, side_by_side
@@ -75,6 +76,25 @@ def collectives(ranks: Ranks) -> list[Any]:
 def test_what_ranks_do_together_has_the_same_result_on_each() -> None:
     expected = [{"of": 0}, [[0, None], [1, None], [2, None]], True, False, [3, 30], [4.5], [2, 0], True]
     assert side_by_side(3, collectives) == Answers([expected] * 3)
+
+
+def fails_before_it_joins(patience_s: float) -> None:
+    meeting.GRACE_S = 0.5
+    with rendezvous.meeting(patience_s) as met:
+        met.gather("here")
+        if met.ranks.rank == 1:
+            raise ValueError("no such device")
+        with joined(met.ranks, "cpu", timeout_s=patience_s):
+            pass
+
+
+def test_who_waits_for_a_rank_to_join_ends_soon_after_that_has_failed() -> None:
+    """And not when torch's own wait is over."""
+    began, patience_s = time.monotonic(), 25.0
+    answers = side_by_side(2, fails_before_it_joins, patience_s, joins=False)
+    assert time.monotonic() - began < patience_s
+    assert answers.errors[1].text == "no such device"
+    assert answers.values[0] is answers.errors[0] is None  # ended from beside its main thread
 
 
 def fails_on_one(ranks: Ranks) -> None:
