@@ -38,9 +38,9 @@ def write_files(module: str, folder: Path, tokens: int) -> None:
     target, done = folder / module, folder / f"{module}.done"
     if done.exists() and int(done.read_text()) == tokens:
         return
-    done.unlink(missing_ok=True)
+    done.write_text("0")  # what is there from now on is this script's
     shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    target.mkdir()
     if module == "ours":
         from bench_sets import random_tokens
 
@@ -49,6 +49,11 @@ def write_files(module: str, folder: Path, tokens: int) -> None:
         stream = np.fromfile(folder / "ours" / TOKENS_FILE, np.uint16)
     import_module(f"peers.{module}").write(stream, target)
     done.write_text(str(tokens))
+
+
+def modules(peers: list[Peer]) -> list[str]:
+    """The modules that write files, this project's first: the others read its plain tokens."""
+    return list(dict.fromkeys(["ours", *(peer.files for peer in peers)]))
 
 
 def warm(folder: Path) -> None:
@@ -63,7 +68,7 @@ def warm(folder: Path) -> None:
 def measure_all(peers: list[Peer], folder: Path, tokens: int, seconds: float) -> list[dict[str, Any]]:
     """A row for each way and order, in the order of measuring; `again` marks the second one of ours."""
     log = folder / "log.txt"
-    for module in dict.fromkeys(["ours", *(peer.files for peer in peers)]):
+    for module in modules(peers):
         in_fork(write_files, module, folder, tokens, log=log, limit=1800)
     warm(folder)
     turns = [(peer, False) for peer in peers] + [(peer, True) for peer in peers if peer.name in OURS]
@@ -102,6 +107,10 @@ def main() -> None:
         parser.error(f"--only={options.only} is no regular expression: {error}")
     if not peers:
         parser.error(f"--only={options.only} finds none of: {'; '.join(peer.name for peer in PEERS)}")
+    if options.folder:
+        for module in modules(peers):
+            if (options.folder / module).exists() and not (options.folder / f"{module}.done").exists():
+                parser.error(f"{options.folder / module} is not of this script: --folder must be another one")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()

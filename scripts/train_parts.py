@@ -91,9 +91,12 @@ def ladder(bench: Bench, model: str) -> None:
     rows, failed = list[dict[str, Any]](), dict[str, str]()
     flops, peak = flops_a_token(config, options.seq_len), peak_flops(bench.device)
     size = batch_size(options, model)
-    bench.report(
-        {"attention_ms": attention_times(config, size, options.seq_len, bench.device, options.steps)}
-    )
+    try:
+        attention = attention_times(config, size, options.seq_len, bench.device, options.steps)
+        bench.report({"attention_ms": attention})
+    except Exception as error:
+        failed["attention"] = bench.failed("attention", error)
+        bench.report({"failed": failed})
     for rung in rungs(max(1, size // 4), size, compiled=bench.compiles):
         if bench.device.type not in rung.on:
             continue

@@ -132,6 +132,8 @@ def is_of_a_collective(error: BaseException) -> bool:
     """Whether it says only that what the ranks do together came to nothing."""
     import torch.distributed as dist
 
+    if failure.reason_of(error) == "out_of_memory":  # of this rank: NCCL takes memory, too
+        return False
     if isinstance(error, dist.DistError):
         return True
     return type(error) is RuntimeError and any(words in str(error) for words in _COLLECTIVE)

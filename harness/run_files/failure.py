@@ -35,6 +35,7 @@ _DISK_ERRORS = {
 _NO_MEMORY = (
     "can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory",  # of compiled kernels
+    "Cuda failure 2 'out of memory'", "Cuda failure 'out of memory'",  # of NCCL, in an error of a collective
 )  # fmt: skip
 
 

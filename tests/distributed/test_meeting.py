@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import DistBackendError, PrefixStore, TCPStore
 
 from harness import entry
 from harness.checkpoints import checkpoint, checkpoint_files, checkpoint_writer
@@ -128,6 +128,16 @@ def test_a_cause_that_was_heard_is_known_when_its_rank_is_gone_with_the_store() 
     cause = ours.explain(RuntimeError("[gloo] Connection closed by peer"))
     assert cause is not None
     assert (cause.rank, cause.fields["reason"]) == (0, "disk")
+
+
+def test_a_collective_that_finds_no_memory_is_the_cause_and_not_another_rank_s_end() -> None:
+    held = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    full = DistBackendError("NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'")
+    ours = Peers(held, 1, 2)
+    assert ours.explain(full) is None
+    cause = ours.first()
+    assert cause is not None
+    assert (cause.rank, cause.fields["reason"]) == (1, "out_of_memory")
 
 
 @pytest.mark.parametrize("error", [UserError("the same on both"), RunFailed("no number", "diverged")])
