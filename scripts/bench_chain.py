@@ -30,7 +30,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_loop import compose_config, harness_block
-from bench_parts import CPU, VOCAB_SIZE, console, machine, measured_where, median_interval, write_random_set
+from parts.bench_parts import (
+    CPU,
+    VOCAB_SIZE,
+    console,
+    machine,
+    measured_where,
+    median_interval,
+    write_random_set,
+)
 
 from harness.auditing.audit import audit
 from harness.auditing.data_chain import DataChain, batch_digest

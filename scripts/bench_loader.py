@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
-from bench_sets import SHARDS, STORAGES, Folders, random_tokens, write_sets
-from loader_goals import Rows, goals, print_tables
+from parts.bench_sets import SHARDS, STORAGES, Folders, random_tokens, write_sets
+from parts.loader_goals import Rows, goals, print_tables
 from peers import Reader, floor
 from peers.forks import in_fork
 from peers.h5py_slices import Slices

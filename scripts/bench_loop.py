@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
-from bench_parts import (
+from parts.bench_parts import (
     CPU,
     VOCAB_SIZE,
     BlockClock,

@@ -42,7 +42,7 @@ def write_files(module: str, folder: Path, tokens: int) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     if module == "ours":
-        from bench_sets import random_tokens
+        from parts.bench_sets import random_tokens
 
         stream = random_tokens(tokens)
     else:

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_parts import machine, write_random_set
+from parts.bench_parts import machine, write_random_set
 
 from harness.files import write_json
 from harness.tracking.jsonl import encode_row, read_rows

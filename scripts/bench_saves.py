@@ -29,7 +29,7 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_parts import CPU, VOCAB_SIZE, BlockClock, machine, measured_where, write_random_set
+from parts.bench_parts import CPU, VOCAB_SIZE, BlockClock, machine, measured_where, write_random_set
 
 from harness.build import assemble, build_learner
 from harness.checkpoints.host_copy import tensor_bytes

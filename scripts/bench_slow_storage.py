@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from bench_sets import random_tokens, write_sets
+from parts.bench_sets import random_tokens, write_sets
 from peers.forks import Failed, in_fork
 from slow_storage import BATCH_SIZE, SEQ_LEN, ways
 from slow_storage.failures import outcomes

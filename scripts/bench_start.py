@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_parts import machine, measured_where
+from parts.bench_parts import machine, measured_where
 
 from harness.files import write_json
 

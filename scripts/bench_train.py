@@ -5,9 +5,9 @@
 First each model at its batch: blocks of steps of the harness's real loop (its loader over a set on disk, its
 log, its guard) take turns with blocks of a bare loop with the same model, optimizer and precision over
 batches in memory, and then, where a checkout is given, with nanoGPT's model in such a loop. Evaluations and
-checkpoints have intervals of their own, and are not in it. Last the ladder (scripts/train_ladder.py) with the
-first model: from eager float32 to what the harness does by default on a GPU, one measure at a time; and one
-layer's attention by each of torch's backends.
+checkpoints have intervals of their own, and are not in it. Last the ladder (scripts/parts/train_ladder.py)
+with the first model: from eager float32 to what the harness does by default on a GPU, one measure at a time;
+and one layer's attention by each of torch's backends.
 
 MFU is `flops_per_token * tokens a second / peak`, by harness/model.py and the dense bf16 peak in
 harness/hardware/peak_flops.py; where that does not know the device there is none.
@@ -34,9 +34,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import train_parts
-from bench_parts import machine
-from train_page import figures, tables
+from parts import train_parts
+from parts.bench_parts import machine
+from parts.train_page import figures, tables
 
 from harness.files import write_atomic, write_json
 

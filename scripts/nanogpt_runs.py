@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench_parts import write_set
+from parts.bench_parts import write_set
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, WARM_UP = 2000, 100

@@ -36,10 +36,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from kill_chains import Chain, Tally  # noqa: E402
-from killed_runs import KEEP_LAST, MODELS, Attempt, Course, Straight, outcome  # noqa: E402
-from killing import CALLS, killed_at, traced, was_killed  # noqa: E402
-from traced_saves import TRACED, Call, calls_of_save, read_trace  # noqa: E402
+from parts.kill_chains import Chain, Tally  # noqa: E402
+from parts.killed_runs import KEEP_LAST, MODELS, Attempt, Course, Straight, outcome  # noqa: E402
+from parts.killing import CALLS, killed_at, traced, was_killed  # noqa: E402
+from parts.traced_saves import TRACED, Call, calls_of_save, read_trace  # noqa: E402
 
 _TRIES = 3
 _NO_SPACE = re.compile("no space left", re.IGNORECASE)

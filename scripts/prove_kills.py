@@ -27,7 +27,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from killing import CALLS, killed_at, was_killed  # noqa: E402
+from parts.killing import CALLS, killed_at, was_killed  # noqa: E402
 
 from harness.config import PrepareScriptConfig  # noqa: E402
 from harness.config_groups import (  # noqa: E402

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from two_hosts import Host, missing, two_hosts
+from parts.two_hosts import Host, missing, two_hosts
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _TOLERANCE = 1e-5

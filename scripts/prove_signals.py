@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from killing import left_behind
+from parts.killing import left_behind
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMIT_S, AT_ONCE_S, GAP_S = 5.0, 1.0, 0.05

@@ -37,10 +37,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-import failing_jobs  # noqa: E402
-from killed_runs import Attempt, Straight  # noqa: E402
-from killing import left_behind, was_killed  # noqa: E402
-from swept_jobs import Sweep, check_went_on, common_words, look, make_set  # noqa: E402
+from parts import failing_jobs  # noqa: E402
+from parts.killed_runs import Attempt, Straight  # noqa: E402
+from parts.killing import left_behind, was_killed  # noqa: E402
+from parts.swept_jobs import Sweep, check_went_on, common_words, look, make_set  # noqa: E402
 
 _GRID = ("loader.stride=8,16", "seed=0,1")
 _GROWN = ("loader.stride=8,16,12", "seed=0,1")

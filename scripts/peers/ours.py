@@ -16,7 +16,7 @@ from peers import BATCH_SIZE, SEED, SEQ_LEN, Pair, Reader
 
 def write(tokens: np.ndarray, folder: Path) -> None:
     """The sets of a stream, and the plain tokens for the peers that read those."""
-    from bench_sets import write_sets  # and with it what prepares sets, which reading does not need
+    from parts.bench_sets import write_sets  # and with it what prepares sets, which reading does not need
 
     write_sets(folder, tokens, SEQ_LEN + 1, storages=("npy", "hdf5"), layouts=("stream",))
 

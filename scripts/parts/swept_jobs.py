@@ -8,17 +8,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from killed_runs import Attempt, Straight, differences, outcome
-
 from harness.checkpoints import checkpoint
 from harness.config import PrepareScriptConfig
 from harness.config_groups import DataConfig, PrepareConfig, TextCorpusConfig
 from harness.prepare import prepare
 from harness.run_files.run_dir import JOB_FILE, read_starts, read_status
 from harness.tracking.jsonl import read_rows
+from parts.killed_runs import Attempt, Straight, differences, outcome
 from tests.helpers_runs import snapshot
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS, INTERVAL = 150, 25
 NAME = "proof"
 # Every file of a directory with its content and its time of modification: what "not touched" means.

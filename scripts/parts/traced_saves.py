@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from killing import CALLS
+from parts.killing import CALLS
 
 _LINE = re.compile(r"^(\d+) +(\w+)\((.*)$")
 _HERE = re.compile(r"AT_FDCWD<[^>]*>")

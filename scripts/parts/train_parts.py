@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_parts import composed, write_random_set
-from train_ladder import VOCAB_SIZE, attention_times, climb, flops_a_token, free, nanogpt_step, rungs
-from train_sides import Block, bare_loop, block_of, harness_block, in_turns, traced
 
 from harness.config import TrainConfig
 from harness.errors import UserError
 from harness.files import write_json
 from harness.hardware.device import peak_flops, select_device, set_numerics
+from parts.bench_parts import composed, write_random_set
+from parts.train_ladder import VOCAB_SIZE, attention_times, climb, flops_a_token, free, nanogpt_step, rungs
+from parts.train_sides import Block, bare_loop, block_of, harness_block, in_turns, traced
 
 # Sequences a step of the comparison, by model; what fits 80 GB at 1024 tokens.
 BATCHES = {"gpt2_small": 64, "gpt2_medium": 32}

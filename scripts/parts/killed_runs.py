@@ -23,7 +23,7 @@ from harness.prepare import prepare
 from harness.run_files.run_dir import read_status
 from harness.tracking.jsonl import read_rows
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 KEEP_LAST = 2
 MODELS = {"50mb": (4, 528), "small": (1, 32)}  # layers and width
 _SECONDS = 300

@@ -6,11 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
-from killed_runs import Attempt
-from swept_jobs import INTERVAL, STEPS, Files, Sweep, common_words, make_set
-
 from harness.checkpoints import checkpoint
 from harness.run_files.run_dir import read_status
+from parts.killed_runs import Attempt
+from parts.swept_jobs import INTERVAL, STEPS, Files, Sweep, common_words, make_set
 
 _WORDS = (
     "loader=sequential",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from bench_parts import median_interval
+from parts.bench_parts import median_interval
 
 _WHAT = {"bare": "the bare loop", "nanogpt": "nanoGPT"}
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from killed_runs import KEEP_LAST, Attempt, Course, Left, Straight, differences, look, oldest_to_go
+from parts.killed_runs import KEEP_LAST, Attempt, Course, Left, Straight, differences, look, oldest_to_go
 
 
 @dataclass

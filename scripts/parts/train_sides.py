@@ -10,8 +10,6 @@ from typing import cast
 from unittest import mock
 
 import torch
-from bench_parts import BlockClock
-from train_ladder import VOCAB_SIZE, Step, bare_step, synchronise
 
 from harness.build import assemble, build_learner, objectives_of
 from harness.config import TrainConfig
@@ -25,6 +23,8 @@ from harness.tracking import NoTracker
 from harness.training import garbage, trainer
 from harness.training.profiling import StepProfiler
 from harness.training.run import Run
+from parts.bench_parts import BlockClock
+from parts.train_ladder import VOCAB_SIZE, Step, bare_step, synchronise
 
 Block = Callable[[], float]
 

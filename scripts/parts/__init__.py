@@ -1,0 +1,1 @@
+"""What the benchmarks and the proofs of this folder are made of; none of it is a command."""
