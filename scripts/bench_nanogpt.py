@@ -31,8 +31,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nanogpt_runs import BATCH, BLOCK, FIRST_TIMED, LOG_EVERY, STEPS, Trial, bin_file, harness_loss
 from parts.bench_parts import machine, median_interval
+from parts.nanogpt_runs import BATCH, BLOCK, FIRST_TIMED, LOG_EVERY, STEPS, Trial, bin_file, harness_loss
 
 from harness.files import write_atomic, write_json
 

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from parts.bench_parts import write_set
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STEPS, WARM_UP = 2000, 100
 BLOCK, BATCH = 64, 12
 LOG_EVERY = 10
