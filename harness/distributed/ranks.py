@@ -139,6 +139,11 @@ def declared(environment: Mapping[str, str] = os.environ) -> Ranks:
                 "could not find one another. Start them by torchrun --nproc-per-node=N train.py ..., or "
                 "unset WORLD_SIZE to train on one device"
             )
+    if not 1 <= (port := _number(environment, "MASTER_PORT", 0)) <= 65535:
+        raise UserError(
+            f"MASTER_PORT={port} must be from 1 to 65535: the {size} processes could not find one another. "
+            "Leave out --master-port on one machine (torchrun --standalone), or name a free port on several"
+        )
     rank = _number(environment, "RANK", 0)
     if not 0 <= rank < size:
         raise UserError(

@@ -34,6 +34,9 @@ def test_the_launcher_says_who_a_process_is() -> None:
     [
         ({"RANK": ""}, "RANK is not set"),
         ({"MASTER_PORT": ""}, "MASTER_PORT is not set"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 must be from 1 to 65535"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536 must be from 1 to 65535"),
+        ({"MASTER_PORT": "any"}, "MASTER_PORT=any must be a whole number"),
         ({"RANK": "2"}, r"RANK=2 must be from 0 to 1 \(WORLD_SIZE=2\)"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two must be a whole number"),
     ],
