@@ -35,6 +35,11 @@ class ContrastivePaddedDataset(HintingLoader):
         super().__init__(store, store.total_rows, batch_size, seq_len, **options)
 
     @property
+    def sample_tokens(self) -> int:
+        """Of both rows of a pair: what a quick read may take is judged by them."""
+        return 2 * self.seq_len
+
+    @property
     def dropped_tokens(self) -> int:
         """As of `PaddedDataset`, of both rows of each pair."""
         return 2 * super().dropped_tokens

@@ -39,9 +39,14 @@ class HintingLoader(SampledLoader):
         return self._rows
 
     @property
+    def sample_tokens(self) -> int:
+        """Tokens of a sample's inputs: of one row."""
+        return self.seq_len
+
+    @property
     def batch_tokens(self) -> int:
         """Tokens of this rank's part of a batch."""
-        return self._rows * self.seq_len
+        return self._rows * self.sample_tokens
 
     def read_at(self, place: int) -> Pair:
         """As in `lookahead.Source`."""
@@ -55,7 +60,7 @@ class HintingLoader(SampledLoader):
         """As in `lookahead.Source`."""
         ids = self._ids(place, ahead=place != self._position)
         self._begin(ids[sample : sample + 1], readers=False).result()
-        return self.seq_len
+        return self.sample_tokens
 
     def _read(self, ids: Ids) -> Pair:
         return self._ahead.read(self, self._position)

@@ -67,6 +67,12 @@ def test_a_batch_is_the_pos_rows_and_then_the_neg_rows_of_the_same_pairs(
             assert np.array_equal(batch.inputs[first:][:3], inputs)
 
 
+def test_reads_are_judged_by_the_tokens_of_both_rows(tmp_path: Path) -> None:
+    loader = ContrastivePaddedDataset(_store(tmp_path), batch_size=4, seq_len=4)
+    assert loader.batch_tokens == loader.next_batch().inputs.numel()
+    assert 4 * loader.probe_at(0) == loader.batch_tokens
+
+
 def test_padding_without_a_boundary_token_is_a_valid_id(tmp_path: Path) -> None:
     store = _store(tmp_path, 5, 2, tokenizer={"boundary_token_id": None})
     batch = ContrastivePaddedDataset(store, 3, 4).next_batch()
